@@ -1,0 +1,38 @@
+//! One verb a file. A command returns its exit status, or the failure that this file shows.
+
+mod doctor;
+mod env;
+mod start;
+mod status;
+mod stop;
+
+use crate::cli::Command;
+use crate::error::{Error, SmiFailure};
+use crate::host::Host;
+use crate::ui::Ui;
+
+/// Runs one command and shows its failure.
+pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
+    let (result, json) = match command {
+        Command::Status(args) => (status::run(host, ui, args), args.json),
+        Command::Doctor(args) => (doctor::run(host, ui, args), args.json),
+        Command::Start(args) => (start::run(host, ui, args), false),
+        Command::Stop(args) => (stop::run(host, ui, args), false),
+        Command::Env(args) => (env::run(host, ui, args), args.json),
+    };
+    result.unwrap_or_else(|error| {
+        ui.failure(&error, json);
+        exit_status(&error)
+    })
+}
+
+/// 1, or what a shell reports of a program that a signal ended.
+fn exit_status(error: &Error) -> u8 {
+    match error {
+        Error::Interrupted(signal) | Error::NvidiaSmi(SmiFailure::Interrupted(signal)) => {
+            u8::try_from(128 + signal).unwrap_or(1)
+        }
+        Error::LeftRunning { failure, .. } => exit_status(failure),
+        _ => 1,
+    }
+}

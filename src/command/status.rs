@@ -1,0 +1,322 @@
+//! `status`: the machine's GPUs, the caller's mask and the recorded daemons, without changing or asking anything.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use crate::cli::StatusArgs;
+use crate::daemon::{self, Observed, State, Unrecorded};
+use crate::error::{Error, SmiFailure};
+use crate::gpu::Gpu;
+use crate::host::Host;
+use crate::mps::{self, Keeper};
+use crate::nvidia_smi::{self, Discovery};
+use crate::record::TopologyMode;
+use crate::runtime_dir;
+use crate::store::Store;
+use crate::topology::{self, Visibility};
+use crate::ui::{Cell, Tone, Ui, plain};
+
+struct Report {
+    discovery: Result<Discovery, SmiFailure>,
+    mask: Option<String>,
+    visibility: Visibility,
+    daemons: Vec<Observed>,
+    others: Vec<Unrecorded>,
+    control_pipes: Vec<Value>,
+    /// Control daemons that no record speaks of, where programs of this caller would look for one.
+    unmanaged: Vec<Unmanaged>,
+}
+
+struct Unmanaged {
+    pipe: PathBuf,
+    /// Known unless it is of another pid namespace.
+    pid: Option<i32>,
+}
+
+pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StatusArgs) -> Result<u8, Error> {
+    let report = gather(host)?;
+    if args.json {
+        ui.json(&report.to_json());
+    } else if ui.for_people() {
+        report.show(ui);
+    } else {
+        report.print(ui);
+    }
+    Ok(0)
+}
+
+fn gather(host: &Host) -> Result<Report, Error> {
+    let discovery = nvidia_smi::discover(host);
+    if let Err(SmiFailure::Interrupted(signal)) = discovery {
+        return Err(Error::Interrupted(signal));
+    }
+    let gpus = discovery.as_ref().map_or(&[][..], |found| &found.gpus);
+    let mask = host.env.get("CUDA_VISIBLE_DEVICES");
+    let mask = mask.map(|mask| mask.to_string_lossy().into_owned());
+    let visibility = topology::visible(gpus, mask.as_deref());
+    let (daemons, others) = daemon::observe_all(host, &Store::of(host)?)?;
+    Ok(Report {
+        control_pipes: daemon::control_pipes(host, &daemons),
+        unmanaged: unmanaged(host, &daemons),
+        discovery,
+        mask,
+        visibility,
+        daemons,
+        others,
+    })
+}
+
+fn unmanaged(host: &Host, daemons: &[Observed]) -> Vec<Unmanaged> {
+    let named = host.env.get_filled("CUDA_MPS_PIPE_DIRECTORY");
+    let mut places: Vec<PathBuf> = named.map(|path| host.cwd.join(path)).into_iter().collect();
+    let default = Path::new(runtime_dir::NVIDIA_DEFAULT);
+    if !places.iter().any(|place| place == default) {
+        places.push(default.to_owned());
+    }
+    places.retain(|place| {
+        !daemons
+            .iter()
+            .any(|daemon| daemon.record.pipe_directory == *place)
+    });
+    let running = |pipe: PathBuf| {
+        let pid = match mps::keeper(host, &pipe) {
+            Keeper::Nobody => return None,
+            Keeper::Process(process) => Some(process.id.pid),
+            Keeper::Elsewhere | Keeper::Contradiction(_) => None,
+        };
+        Some(Unmanaged { pipe, pid })
+    };
+    places.into_iter().filter_map(running).collect()
+}
+
+impl Report {
+    fn gpus(&self) -> &[Gpu] {
+        self.discovery.as_ref().map_or(&[], |found| &found.gpus)
+    }
+
+    fn diagnostic(&self) -> Option<String> {
+        match &self.discovery {
+            Ok(found) => found.diagnostic(),
+            Err(failure) => Some(failure.to_string()),
+        }
+    }
+
+    fn is_visible(&self, gpu: &Gpu) -> bool {
+        self.visibility.gpus.contains(gpu)
+    }
+
+    fn to_json(&self) -> Value {
+        let mut pipes = self.control_pipes.clone();
+        pipes.extend(self.unmanaged.iter().map(|daemon| {
+            json!({
+                "path": mps::control_path(&daemon.pipe),
+                "kind": "unix_socket",
+                "managed_names": [],
+                "pid": daemon.pid,
+            })
+        }));
+        json!({
+            "platform": "Linux",
+            "nvidia_smi_available": self.discovery.is_ok(),
+            "diagnostic": self.diagnostic(),
+            "cuda_visible_devices": self.mask,
+            "cuda_visible_devices_notes": self.visibility.notes,
+            "gpus": self.gpus().iter().map(|gpu| self.gpu_json(gpu)).collect::<Vec<_>>(),
+            "control_pipes": pipes,
+            "managed_daemons": self.daemons.iter().map(Observed::to_json).collect::<Vec<_>>(),
+            "other_records": self.others.iter().map(unrecorded_json).collect::<Vec<_>>(),
+            "compatible_topology_modes": TopologyMode::ALL.map(TopologyMode::as_str),
+        })
+    }
+
+    fn gpu_json(&self, gpu: &Gpu) -> Value {
+        match gpu {
+            Gpu::Usable {
+                identity,
+                compute_mode,
+            } => json!({
+                "index": identity.index,
+                "uuid": identity.uuid,
+                "usable": true,
+                "visible": self.is_visible(gpu),
+                "compute_mode": compute_mode.to_string(),
+            }),
+            Gpu::Unusable { index, diagnostic } => json!({
+                "index": index,
+                "uuid": null,
+                "usable": false,
+                "visible": self.is_visible(gpu),
+                "diagnostic": diagnostic,
+            }),
+        }
+    }
+
+    /// The lines of the Python command, and behind them what it did not show.
+    fn print(&self, ui: &mut Ui<'_>) {
+        let available = python_bool(self.discovery.is_ok());
+        ui.line(format!("platform=Linux nvidia_smi_available={available}"));
+        if let Some(diagnostic) = self.diagnostic() {
+            ui.line(format!("diagnostic={diagnostic}"));
+        }
+        for gpu in self.gpus() {
+            let mark = match self.mask {
+                Some(_) => format!(" visible={}", python_bool(self.is_visible(gpu))),
+                None => String::new(),
+            };
+            ui.line(match gpu {
+                Gpu::Usable { identity, .. } => {
+                    format!("gpu index={} uuid={}{mark}", identity.index, identity.uuid)
+                }
+                Gpu::Unusable { index, diagnostic } => {
+                    let index = index.map_or("unknown".to_owned(), |index| index.to_string());
+                    format!("gpu index={index} uuid=none{mark} unusable={diagnostic}")
+                }
+            });
+        }
+        if let Some(mask) = &self.mask {
+            ui.line(format!("cuda_visible_devices={mask}"));
+        }
+        for note in &self.visibility.notes {
+            ui.line(format!("cuda_visible_devices_note={note}"));
+        }
+        if self.daemons.is_empty() {
+            ui.line("managed_daemons=none");
+        }
+        for daemon in &self.daemons {
+            let record = &daemon.record;
+            ui.line(format!(
+                "{} mode={} gpus={}",
+                daemon.line(),
+                record.topology_mode.as_str(),
+                record.gpu_list()
+            ));
+        }
+        for other in &self.others {
+            let Unrecorded {
+                name, word, reason, ..
+            } = other;
+            ui.line(format!("record name={name} state={word} reason={reason}"));
+        }
+        for daemon in &self.unmanaged {
+            let pid = daemon
+                .pid
+                .map_or("unknown".to_owned(), |pid| pid.to_string());
+            ui.line(format!(
+                "unmanaged pipe={} pid={pid}",
+                daemon.pipe.display()
+            ));
+        }
+        let modes = TopologyMode::ALL.map(TopologyMode::as_str).join(",");
+        ui.line(format!("compatible_topology_modes={modes}"));
+    }
+
+    /// For a person.
+    fn show(&self, ui: &mut Ui<'_>) {
+        if let Some(diagnostic) = self.diagnostic() {
+            let tone = match self.discovery {
+                Ok(_) => Tone::Doubtful,
+                Err(_) => Tone::Bad,
+            };
+            ui.verdict("nvidia-smi", tone, &diagnostic);
+        }
+        let rows: Vec<Vec<Cell>> = self.gpus().iter().map(|gpu| self.gpu_row(gpu)).collect();
+        if rows.is_empty() {
+            ui.line("No GPU.");
+        } else {
+            ui.table(&["GPU", "UUID", "COMPUTE MODE", "VISIBLE"], &rows);
+        }
+        if let Some(mask) = &self.mask {
+            ui.line(format!("CUDA_VISIBLE_DEVICES={mask}"));
+            for note in &self.visibility.notes {
+                ui.verdict("note", Tone::Doubtful, note);
+            }
+        }
+        ui.line("");
+        let rows: Vec<Vec<Cell>> = self
+            .daemons
+            .iter()
+            .map(daemon_row)
+            .chain(self.others.iter().map(unrecorded_row))
+            .collect();
+        if rows.is_empty() {
+            ui.line("No daemon. To start one: uni-cumps start");
+        } else {
+            ui.table(&["DAEMON", "STATE", "PID", "GPU", "PIPE DIRECTORY"], &rows);
+        }
+        for daemon in &self.unmanaged {
+            let pid = daemon
+                .pid
+                .map_or("unknown".to_owned(), |pid| pid.to_string());
+            let text = format!(
+                "a control daemon without a record in {} (pid {pid})",
+                daemon.pipe.display()
+            );
+            ui.verdict("unmanaged", Tone::Doubtful, &text);
+        }
+    }
+
+    fn gpu_row(&self, gpu: &Gpu) -> Vec<Cell> {
+        let visible = match self.is_visible(gpu) {
+            true => ("yes".to_owned(), Tone::Good),
+            false => ("no".to_owned(), Tone::Faint),
+        };
+        match gpu {
+            Gpu::Usable {
+                identity,
+                compute_mode,
+            } => vec![
+                plain(identity.index),
+                plain(&identity.uuid),
+                plain(compute_mode),
+                visible,
+            ],
+            Gpu::Unusable { index, diagnostic } => vec![
+                plain(index.map_or("?".to_owned(), |index| index.to_string())),
+                (diagnostic.clone(), Tone::Bad),
+                plain("-"),
+                visible,
+            ],
+        }
+    }
+}
+
+fn daemon_row(daemon: &Observed) -> Vec<Cell> {
+    let record = &daemon.record;
+    let tone = match daemon.state {
+        State::Live(_) => Tone::Good,
+        State::NotAnswering(_) | State::OtherPidNamespace { .. } | State::OtherHost => {
+            Tone::Doubtful
+        }
+        State::Unreachable(..) | State::Stale => Tone::Bad,
+    };
+    vec![
+        plain(&record.name),
+        (daemon.state.word().to_owned(), tone),
+        plain(record.process.pid),
+        plain(record.gpu_list()),
+        plain(record.pipe_directory.display()),
+    ]
+}
+
+fn unrecorded_row(other: &Unrecorded) -> Vec<Cell> {
+    vec![
+        plain(&other.name),
+        (other.word.to_owned(), Tone::Bad),
+        plain("-"),
+        plain("-"),
+        plain(&other.reason),
+    ]
+}
+
+fn unrecorded_json(other: &Unrecorded) -> Value {
+    json!({
+        "name": other.name.as_str(),
+        "record_state": other.word,
+        "reason": other.reason,
+    })
+}
+
+fn python_bool(value: bool) -> &'static str {
+    if value { "True" } else { "False" }
+}

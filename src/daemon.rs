@@ -1,0 +1,345 @@
+//! A recorded daemon as it is found now: which state it is in, which one is meant, and how one is ended that will not
+//! quit.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::error::Error;
+use crate::host::Host;
+use crate::mps::{self, Keeper, Socket};
+use crate::process::{self, Handle, Running};
+use crate::record::{Belongs, DaemonName, DaemonRecord, Place};
+use crate::runtime_dir;
+use crate::store::{Entry, Locked, Store};
+
+/// What is known about a recorded daemon without asking it anything.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// Its process runs and its socket leads to it.
+    Live(Running),
+    /// Likewise, but the process is stopped and cannot answer.
+    NotAnswering(Running),
+    /// Its process runs, and its socket is gone or leads elsewhere. Programs would not find it.
+    Unreachable(Running, Socket),
+    /// Its process is gone.
+    Stale,
+    /// It was started in another pid namespace of this machine. Whether it is reachable is all that can be said.
+    OtherPidNamespace {
+        /// Somebody listens on its socket.
+        reachable: bool,
+    },
+    /// It was started on another machine.
+    OtherHost,
+}
+
+impl State {
+    /// The word that `status` shows.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Live(_) => "live",
+            Self::NotAnswering(_) => "not-answering",
+            Self::Unreachable(..) => "unreachable",
+            Self::Stale => "stale",
+            Self::OtherPidNamespace { .. } => "other-pid-namespace",
+            Self::OtherHost => "other-host",
+        }
+    }
+
+    /// The daemon's process, where it certainly runs.
+    pub fn process(&self) -> Option<&Running> {
+        match self {
+            Self::Live(process) | Self::NotAnswering(process) | Self::Unreachable(process, _) => {
+                Some(process)
+            }
+            Self::Stale | Self::OtherPidNamespace { .. } | Self::OtherHost => None,
+        }
+    }
+
+    /// Whether programs that are told of it would reach it.
+    pub fn reachable(&self) -> bool {
+        match self {
+            Self::Live(_) | Self::NotAnswering(_) => true,
+            Self::OtherPidNamespace { reachable } => *reachable,
+            Self::Unreachable(..) | Self::Stale | Self::OtherHost => false,
+        }
+    }
+}
+
+/// A record and the state of its daemon.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Observed {
+    /// The record.
+    pub record: DaemonRecord,
+    /// What became of the daemon.
+    pub state: State,
+}
+
+impl Observed {
+    /// The record with its state, as `status --json` and `doctor --json` show it.
+    pub fn to_json(&self) -> Value {
+        let mut value = self.record.to_json();
+        value["process_live"] = self.state.process().is_some().into();
+        value["record_state"] = self.state.word().into();
+        value["reachable"] = self.state.reachable().into();
+        value
+    }
+
+    /// The daemon's line in plain text.
+    pub fn line(&self) -> String {
+        format!(
+            "daemon name={} state={} pid={}",
+            self.record.name,
+            self.state.word(),
+            self.record.process.pid
+        )
+    }
+}
+
+/// Finds out what became of a recorded daemon.
+pub fn observe(host: &Host, here: &Place, record: DaemonRecord) -> Observed {
+    let state = state(host, here, &record);
+    Observed { record, state }
+}
+
+fn state(host: &Host, here: &Place, record: &DaemonRecord) -> State {
+    match record.belongs(here) {
+        Belongs::OtherBoot => return State::Stale,
+        Belongs::OtherHost => return State::OtherHost,
+        Belongs::OtherPidNamespace => {
+            let socket = mps::control_socket(host, &record.pipe_directory);
+            return State::OtherPidNamespace {
+                reachable: matches!(socket, Socket::Listening { .. }),
+            };
+        }
+        Belongs::Here => {}
+    }
+    let running = process::still_running(host, record.process);
+    let Some(process) = running.filter(|process| process.uid == record.uid) else {
+        return State::Stale;
+    };
+    match mps::control_socket(host, &record.pipe_directory) {
+        Socket::Listening { pid } if pid.is_none_or(|pid| pid == record.process.pid) => {
+            if process.stopped {
+                State::NotAnswering(process)
+            } else {
+                State::Live(process)
+            }
+        }
+        Socket::Fifo => State::Live(process),
+        socket => State::Unreachable(process, socket),
+    }
+}
+
+/// A name in the store without a readable record.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unrecorded {
+    /// The name.
+    pub name: DaemonName,
+    /// `starting`, `interrupted` or `damaged`.
+    pub word: &'static str,
+    /// What is known about it.
+    pub reason: String,
+    /// The intent of a start, and the process that works on it or that it left behind.
+    pub intent: Option<(DaemonRecord, Option<i32>)>,
+}
+
+/// What became of a start that left no record, or what is wrong with a damaged record.
+fn unrecorded(host: &Host, here: &Place, entry: Entry) -> Option<Unrecorded> {
+    let intent = match entry {
+        Entry::Record(_) => return None,
+        Entry::Intent(intent) => intent,
+        Entry::Damaged { name, path, reason } => {
+            return Some(Unrecorded {
+                name,
+                word: "damaged",
+                reason: format!("{}: {reason}", path.display()),
+                intent: None,
+            });
+        }
+    };
+    let (word, reason, pid) = match launcher(host, here, &intent) {
+        Some(pid) => ("starting", format!("pid {pid} is starting it"), Some(pid)),
+        None => match left_by(host, here, &intent) {
+            Some(process) => {
+                let pid = process.id.pid;
+                let reason = format!("its start was interrupted and left pid {pid} running");
+                ("interrupted", reason, Some(pid))
+            }
+            None => (
+                "interrupted",
+                "its start was interrupted and left nothing running".to_owned(),
+                None,
+            ),
+        },
+    };
+    Some(Unrecorded {
+        name: intent.name.clone(),
+        word,
+        reason,
+        intent: Some((intent, pid)),
+    })
+}
+
+/// The `start` that wrote an intent, while it runs.
+fn launcher(host: &Host, here: &Place, intent: &DaemonRecord) -> Option<i32> {
+    if intent.belongs(here) != Belongs::Here {
+        return None;
+    }
+    process::still_running(host, intent.process).map(|launcher| launcher.id.pid)
+}
+
+/// The daemon that an interrupted start left behind: the keeper of the pipe directory that it was launched into.
+pub fn left_by(host: &Host, here: &Place, intent: &DaemonRecord) -> Option<Running> {
+    if intent.belongs(here) != Belongs::Here {
+        return None;
+    }
+    match mps::keeper(host, &intent.pipe_directory) {
+        Keeper::Process(process) if process.uid == host.uid => Some(process),
+        Keeper::Process(_) | Keeper::Nobody | Keeper::Elsewhere | Keeper::Contradiction(_) => None,
+    }
+}
+
+/// All records of this user with their states, by name, and the entries that are none. Records of other users are left
+/// out: nothing may be done with them.
+pub fn observe_all(
+    host: &Host,
+    store: &Store<'_>,
+) -> Result<(Vec<Observed>, Vec<Unrecorded>), Error> {
+    let here = process::place(host);
+    let mut observed = Vec::new();
+    let mut others = Vec::new();
+    for entry in store.list()? {
+        match entry {
+            Entry::Record(record) if record.uid == host.uid => {
+                observed.push(observe(host, &here, record));
+            }
+            Entry::Record(_) => {}
+            Entry::Intent(_) | Entry::Damaged { .. } => {
+                others.extend(unrecorded(host, &here, entry));
+            }
+        }
+    }
+    Ok((observed, others))
+}
+
+/// The daemon of this name, or without one the only daemon that is live.
+pub fn select(host: &Host, store: &Store<'_>, name: Option<&str>) -> Result<Observed, Error> {
+    if let Some(name) = name {
+        let name: DaemonName = name.parse()?;
+        let entry = store.entry(&name).ok_or(Error::NoRecord(name))?;
+        let record = entry.into_record()?;
+        return if record.uid == host.uid {
+            Ok(observe(host, &process::place(host), record))
+        } else {
+            Err(other_user(host, &record))
+        };
+    }
+    let (observed, _) = observe_all(host, store)?;
+    let (reachable, rest): (Vec<_>, Vec<_>) = observed
+        .into_iter()
+        .filter(|daemon| daemon.state.process().is_some() || daemon.state.reachable())
+        .partition(|daemon| daemon.state.reachable());
+    let mut candidates = if reachable.is_empty() {
+        rest
+    } else {
+        reachable
+    };
+    match candidates.pop() {
+        None => Err(Error::NoLiveDaemon),
+        Some(daemon) if candidates.is_empty() => Ok(daemon),
+        Some(last) => {
+            candidates.push(last);
+            let names = candidates.into_iter().map(|daemon| daemon.record.name);
+            Err(Error::SeveralLive {
+                names: names.collect(),
+            })
+        }
+    }
+}
+
+/// The refusal to touch another user's record.
+pub fn other_user(host: &Host, record: &DaemonRecord) -> Error {
+    Error::OtherUser {
+        name: record.name.clone(),
+        uid: record.uid,
+        ours: host.uid,
+    }
+}
+
+/// The refusal to touch another machine's record.
+pub fn other_host(host: &Host, store: &Store<'_>, record: &DaemonRecord) -> Error {
+    Error::OtherHost {
+        name: record.name.clone(),
+        host: record.place.host.clone(),
+        here: process::place(host).host,
+        directory: store.directory(&record.name),
+    }
+}
+
+/// The complaint about a daemon whose socket does not lead to it.
+pub fn unreachable(record: &DaemonRecord, socket: &Socket) -> Error {
+    Error::Unreachable {
+        name: record.name.clone(),
+        pid: record.process.pid,
+        found: socket.describe(&mps::control_path(&record.pipe_directory)),
+    }
+}
+
+/// Ends a daemon's process with SIGTERM and waits for its end; `false` if it is still there after `limit`. The daemon
+/// has no handler: it ends at once and leaves its files.
+pub fn terminate(host: &Host, process: &Running, limit: Duration) -> Result<bool, Error> {
+    let failed = |source| Error::Signal {
+        pid: process.id.pid,
+        source,
+    };
+    let Some(handle) = Handle::of(host, process.id).map_err(failed)? else {
+        return Ok(true);
+    };
+    handle.terminate().map_err(failed)?;
+    Ok(handle.wait(host, limit))
+}
+
+/// Whether the process of a record is certainly its control daemon, so that it may be signalled: it holds the lock of
+/// the record's pipe directory, or, where the lock file was removed, it is a control program that was started with
+/// that directory.
+pub fn is_proven(host: &Host, record: &DaemonRecord, process: &Running) -> bool {
+    let pid = process.id.pid;
+    if mps::lock_holder(host, &record.pipe_directory) == Some(pid) {
+        return true;
+    }
+    let pipe = process::variable_of(host, pid, "CUDA_MPS_PIPE_DIRECTORY");
+    process::program_name(host, pid).as_deref() == Some(mps::CONTROL)
+        && pipe.is_some_and(|pipe| std::path::Path::new(&pipe) == record.pipe_directory)
+}
+
+/// Forgets a daemon that is gone: its record, and what it left in its pipe directory.
+pub fn forget(host: &Host, locked: &Locked<'_>, record: &DaemonRecord) -> Result<(), Error> {
+    mps::clear(host, &record.pipe_directory);
+    runtime_dir::remove_if_empty(host, &record.pipe_directory);
+    locked.remove()
+}
+
+/// The daemon's control pipes as `status --json` reports them: one for each pipe directory with a socket or FIFO.
+pub fn control_pipes(host: &Host, daemons: &[Observed]) -> Vec<Value> {
+    let mut directories: Vec<_> = daemons
+        .iter()
+        .map(|daemon| &daemon.record.pipe_directory)
+        .collect();
+    directories.sort();
+    directories.dedup();
+    let pipe = |directory: &std::path::PathBuf| {
+        let kind = mps::control_socket(host, directory).kind()?;
+        let names: Vec<&str> = daemons
+            .iter()
+            .filter(|daemon| daemon.record.pipe_directory == *directory)
+            .map(|daemon| daemon.record.name.as_str())
+            .collect();
+        Some(json!({
+            "path": mps::control_path(directory),
+            "kind": kind,
+            "managed_names": names,
+        }))
+    };
+    directories.into_iter().filter_map(pipe).collect()
+}

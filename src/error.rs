@@ -1,0 +1,670 @@
+//! Everything that can go wrong, as data. A failure has a sentence (`Display`), a cause, a stable code for scripts and
+//! a hint that can be typed; only `ui` prints them. A new variant does not compile until it has all of these.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::gpu::{GpuIdentity, SelectorError, UuidError};
+use crate::record::{DaemonName, NameError};
+use crate::shell::quote_path;
+
+/// What went wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    // Selecting GPUs.
+    /// `--gpus` cannot be read.
+    #[error("{0}")]
+    Selector(#[from] SelectorError),
+    /// `--gpus` names a GPU that is not here.
+    #[error("GPU selector {selector:?} matches no GPU of this machine")]
+    NoSuchGpu {
+        /// The entry.
+        selector: String,
+        /// The GPUs that could have been named.
+        usable: Vec<GpuIdentity>,
+        /// The one GPU whose UUID begins like the entry.
+        abbreviated: Option<GpuIdentity>,
+    },
+    /// `--gpus` or the mask names a GPU whose row nvidia-smi could not fill in.
+    #[error("GPU index {index} is not usable")]
+    UnusableGpu {
+        /// nvidia-smi's index.
+        index: u32,
+        /// nvidia-smi's text.
+        diagnostic: String,
+    },
+    /// No `--gpus`, and more than one GPU is visible.
+    #[error("{} GPUs are visible and one must be chosen", visible.len())]
+    SeveralGpus {
+        /// The visible GPUs.
+        visible: Vec<GpuIdentity>,
+    },
+    /// `--gpus` names more than one GPU.
+    #[error("{selector:?} names several GPUs; a daemon serves one")]
+    SeveralSelected {
+        /// The selector as typed.
+        selector: String,
+    },
+    /// The machine has no usable GPU.
+    #[error("no usable NVIDIA GPU was found")]
+    NoGpu {
+        /// What nvidia-smi had to say.
+        diagnostic: Option<String>,
+    },
+    /// The caller's `CUDA_VISIBLE_DEVICES` leaves no GPU.
+    #[error("CUDA_VISIBLE_DEVICES={mask:?} leaves no GPU visible")]
+    MaskHidesAll {
+        /// The variable's value.
+        mask: String,
+        /// What is wrong with it.
+        notes: Vec<String>,
+    },
+
+    // nvidia-smi.
+    /// nvidia-smi gave no list of GPUs.
+    #[error("nvidia-smi could not list the GPUs")]
+    NvidiaSmi(#[from] SmiFailure),
+
+    // Records.
+    /// A name is not a name.
+    #[error("{0}")]
+    Name(#[from] NameError),
+    /// There is no record of this name.
+    #[error("no daemon named {0} is recorded")]
+    NoRecord(DaemonName),
+    /// No name was given and no recorded daemon is live.
+    #[error("no recorded daemon is live")]
+    NoLiveDaemon,
+    /// No name was given and several daemons are live.
+    #[error("several daemons are live: {}", list(names))]
+    SeveralLive {
+        /// Their names.
+        names: Vec<DaemonName>,
+    },
+    /// A record exists and cannot be read.
+    #[error("the record of daemon {name} is damaged")]
+    DamagedRecord {
+        /// The daemon.
+        name: DaemonName,
+        /// The record file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The record is of another user.
+    #[error("daemon {name} belongs to uid {uid}; you are uid {ours}")]
+    OtherUser {
+        /// The daemon.
+        name: DaemonName,
+        /// Its owner.
+        uid: u32,
+        /// Our uid.
+        ours: u32,
+    },
+    /// The record is of another machine.
+    #[error("daemon {name} was started on host {host:?}; this is {here:?}")]
+    OtherHost {
+        /// The daemon.
+        name: DaemonName,
+        /// Its host.
+        host: String,
+        /// Our host.
+        here: String,
+        /// The record's directory.
+        directory: PathBuf,
+    },
+    /// The record's pid belongs to another pid namespace.
+    #[error("daemon {0} was started in another pid namespace, such as another container")]
+    OtherPidNamespace(DaemonName),
+    /// The daemon is gone.
+    #[error("daemon {0} is no longer running; its record is stale")]
+    Stale(DaemonName),
+    /// The daemon was gone, and its record is now gone as well.
+    #[error("daemon {0} was not running; its stale record was removed")]
+    StaleRemoved(DaemonName),
+    /// The name is taken by a live daemon.
+    #[error("daemon {name} is already live with pid {pid}")]
+    AlreadyLive {
+        /// The daemon.
+        name: DaemonName,
+        /// Its pid.
+        pid: i32,
+    },
+    /// The process lives, but its socket does not lead to it.
+    #[error("daemon {name} (pid {pid}) is alive, but its control socket is not reachable")]
+    Unreachable {
+        /// The daemon.
+        name: DaemonName,
+        /// Its pid.
+        pid: i32,
+        /// What was found at the socket's place.
+        found: String,
+    },
+    /// Another live daemon of ours serves the GPU.
+    #[error("daemon {by} (pid {pid}) already serves GPU {gpu}")]
+    GpuTaken {
+        /// The GPU.
+        gpu: GpuIdentity,
+        /// The daemon that serves it.
+        by: DaemonName,
+        /// Its pid.
+        pid: i32,
+    },
+    /// Somebody holds the lock for longer than we wait.
+    #[error("another uni-cumps is working on the same records")]
+    Busy {
+        /// The lock file.
+        lock: PathBuf,
+        /// The holder, where the kernel says it.
+        pid: Option<i32>,
+    },
+
+    // Directories.
+    /// There is no home directory to keep records in.
+    #[error("the home directory is not known")]
+    NoHome {
+        /// Why not.
+        reason: String,
+    },
+    /// `~user` names nobody.
+    #[error("there is no user {0:?}")]
+    NoSuchUser(String),
+    /// The path is not UTF-8, so no record can name it.
+    #[error("the path {0:?} is not UTF-8")]
+    NotUnicode(PathBuf),
+    /// Pipe and log directory are the same.
+    #[error("the pipe and the log directory must be different directories")]
+    SameDirectories(PathBuf),
+    /// The log directory is where the daemon puts its FIFO.
+    #[error("the log directory must not be named \"log\" within the pipe directory")]
+    LogIsFifo(PathBuf),
+    /// The daemon would fail without a word.
+    #[error("the pipe directory's path is too long: {length} bytes, and CUDA MPS takes {limit}")]
+    PipeTooLong {
+        /// The path.
+        path: PathBuf,
+        /// Its length in bytes.
+        length: usize,
+        /// The longest that works.
+        limit: usize,
+        /// A path that is short enough.
+        shorter: PathBuf,
+    },
+    /// A directory is not private enough, or not a directory.
+    #[error("{path:?} cannot be used as {role}")]
+    UnsafeDirectory {
+        /// The directory.
+        path: PathBuf,
+        /// What it was to be.
+        role: &'static str,
+        /// What is wrong with it.
+        reason: String,
+        /// What to type.
+        remedy: String,
+    },
+    /// A file operation failed.
+    #[error("cannot {doing} {path:?}")]
+    File {
+        /// The operation.
+        doing: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+
+    // The control daemon.
+    /// A program is not on PATH.
+    #[error("{0} is not on PATH")]
+    NoProgram(&'static str),
+    /// Somebody's daemon answers in the directory.
+    #[error("another control daemon already uses the pipe directory {path:?}")]
+    PipeTaken {
+        /// The pipe directory.
+        path: PathBuf,
+        /// Its owner, as far as known.
+        owner: String,
+    },
+    /// Something that is not a socket stands where the socket must be.
+    #[error("{path:?} is in the way: it is {what}, not a socket")]
+    PipeBlocked {
+        /// The path.
+        path: PathBuf,
+        /// What it is.
+        what: &'static str,
+    },
+    /// The control program did not start the daemon.
+    #[error("nvidia-cuda-mps-control did not start the daemon")]
+    LaunchFailed {
+        /// What it said, or why it could not be called.
+        cause: String,
+        /// New lines of control.log.
+        log: Option<String>,
+        /// The log directory.
+        log_directory: PathBuf,
+    },
+    /// The daemon did not become ready.
+    #[error("the control daemon in {pipe:?} did not become ready within {seconds} s")]
+    NotReady {
+        /// The pipe directory.
+        pipe: PathBuf,
+        /// How long we waited.
+        seconds: u64,
+        /// What was seen last.
+        cause: String,
+        /// New lines of control.log.
+        log: Option<String>,
+        /// The log directory.
+        log_directory: PathBuf,
+    },
+    /// `start` failed and what it launched could not be ended.
+    #[error("{failure}; the daemon it launched (pid {pid}) is still running")]
+    LeftRunning {
+        /// Why `start` failed.
+        failure: Box<Error>,
+        /// What is running.
+        pid: i32,
+    },
+    /// The foreground daemon ended before it was ready.
+    #[error("the control daemon ended with status {status} before it was ready")]
+    EndedEarly {
+        /// As a shell reports it.
+        status: u8,
+    },
+    /// A signal asked us to end.
+    #[error("interrupted by signal {0}")]
+    Interrupted(i32),
+    /// The daemon does not answer.
+    #[error("the daemon {name} (pid {pid}) does not answer")]
+    NotAnswering {
+        /// The daemon.
+        name: DaemonName,
+        /// Its pid.
+        pid: i32,
+        /// What was seen.
+        cause: String,
+        /// The process is stopped (state T) and would go on after SIGCONT.
+        stopped: bool,
+    },
+    /// `quit` was answered with a refusal.
+    #[error("the daemon {name} (pid {pid}) refused to quit")]
+    QuitRefused {
+        /// The daemon.
+        name: DaemonName,
+        /// Its pid.
+        pid: i32,
+        /// The answer.
+        said: String,
+    },
+    /// `quit` was accepted, and the daemon is still there.
+    #[error("the daemon {name} (pid {pid}) is still running after {seconds} s")]
+    StillRunning {
+        /// The daemon.
+        name: DaemonName,
+        /// Its pid.
+        pid: i32,
+        /// How long we waited.
+        seconds: u64,
+        /// The pids of its servers, which `quit` waits for.
+        servers: Vec<i32>,
+    },
+    /// A daemon's process was looked for and something else was found.
+    #[error("it is not certain which process is the daemon in {pipe:?}")]
+    Contradiction {
+        /// The pipe directory.
+        pipe: PathBuf,
+        /// What was found.
+        found: String,
+    },
+    /// The process could not be signalled.
+    #[error("cannot end pid {pid}")]
+    Signal {
+        /// The process.
+        pid: i32,
+        /// The system's reason.
+        source: io::Error,
+    },
+}
+
+/// Why nvidia-smi gave no list.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SmiFailure {
+    /// It is not on PATH.
+    #[error("nvidia-smi is not on PATH")]
+    NotFound,
+    /// It could not be executed.
+    #[error("{program:?} cannot be executed: {reason}")]
+    CannotRun {
+        /// The path used.
+        program: PathBuf,
+        /// The system's reason.
+        reason: String,
+    },
+    /// It hung.
+    #[error("{program:?} timed out: no answer within {seconds} s")]
+    TimedOut {
+        /// The path used.
+        program: PathBuf,
+        /// The limit.
+        seconds: u64,
+    },
+    /// A signal ended it.
+    #[error("{program:?} was ended by signal {signal}")]
+    Killed {
+        /// The path used.
+        program: PathBuf,
+        /// The signal's number.
+        signal: i32,
+    },
+    /// It exited with an error.
+    #[error("{program:?} exited with status {status}: {said}")]
+    Failed {
+        /// The path used.
+        program: PathBuf,
+        /// Its exit status.
+        status: i32,
+        /// What it said, on either stream.
+        said: String,
+    },
+    /// We were asked to end meanwhile.
+    #[error("interrupted by signal {0}")]
+    Interrupted(i32),
+}
+
+impl SmiFailure {
+    fn hint(&self) -> String {
+        match self {
+            Self::NotFound => {
+                "install the NVIDIA driver's tools, or add the directory of nvidia-smi to PATH (WSL: /usr/lib/wsl/lib)"
+                    .into()
+            }
+            Self::CannotRun { program, .. } => format!("ls -l {}", quote_path(program)),
+            Self::TimedOut { .. } => {
+                "the driver may be wedged: look at `dmesg | grep -i nvrm`; an administrator can reset the GPU or reboot"
+                    .into()
+            }
+            Self::Killed { program, .. } => quote_path(program),
+            Self::Failed { status, said, .. } => match status {
+                _ if said.contains("version mismatch") => {
+                    "the driver was updated under the running kernel module: reload the module or reboot".into()
+                }
+                9 => "load the driver: `sudo modprobe nvidia`, then try nvidia-smi".into(),
+                12 => "install the driver library libnvidia-ml.so.1 of the driver's version".into(),
+                4 => "ask an administrator for access to /dev/nvidia*".into(),
+                15 => "a GPU has fallen off the bus: reboot the machine".into(),
+                _ => "run `nvidia-smi` and mend what it reports".into(),
+            },
+            Self::Interrupted(_) => "run the command again".into(),
+        }
+    }
+}
+
+fn list<T: ToString>(items: &[T]) -> String {
+    items
+        .iter()
+        .map(ToString::to_string)
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn with_log(cause: &str, log: Option<&String>) -> String {
+    match log {
+        Some(log) if cause.is_empty() => format!("control.log says:\n{log}"),
+        Some(log) => format!("{cause}\ncontrol.log says:\n{log}"),
+        None => cause.to_owned(),
+    }
+}
+
+impl Error {
+    /// A short name that stays the same for good, for `--json`.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Selector(SelectorError::Uuid(UuidError::Mig(_))) => "mig-not-supported",
+            Self::Selector(_) => "bad-selector",
+            Self::NoSuchGpu { .. } => "no-such-gpu",
+            Self::UnusableGpu { .. } => "unusable-gpu",
+            Self::SeveralGpus { .. } => "several-gpus",
+            Self::SeveralSelected { .. } => "several-selected",
+            Self::NoGpu { .. } => "no-gpu",
+            Self::MaskHidesAll { .. } => "mask-hides-all",
+            Self::NvidiaSmi(SmiFailure::NotFound) => "nvidia-smi-not-found",
+            Self::NvidiaSmi(SmiFailure::TimedOut { .. }) => "nvidia-smi-timed-out",
+            Self::NvidiaSmi(_) => "nvidia-smi-failed",
+            Self::Name(_) => "bad-name",
+            Self::NoRecord(_) => "no-record",
+            Self::NoLiveDaemon => "no-live-daemon",
+            Self::SeveralLive { .. } => "several-live",
+            Self::DamagedRecord { .. } => "damaged-record",
+            Self::OtherUser { .. } => "other-user",
+            Self::OtherHost { .. } => "other-host",
+            Self::OtherPidNamespace(_) => "other-pid-namespace",
+            Self::Stale(_) => "stale",
+            Self::StaleRemoved(_) => "stale-removed",
+            Self::AlreadyLive { .. } => "already-live",
+            Self::Unreachable { .. } => "unreachable",
+            Self::GpuTaken { .. } => "gpu-taken",
+            Self::Busy { .. } => "busy",
+            Self::NoHome { .. } => "no-home",
+            Self::NoSuchUser(_) => "no-such-user",
+            Self::NotUnicode(_) => "path-not-unicode",
+            Self::SameDirectories(_) => "same-directories",
+            Self::LogIsFifo(_) => "log-is-fifo",
+            Self::PipeTooLong { .. } => "pipe-too-long",
+            Self::UnsafeDirectory { .. } => "unsafe-directory",
+            Self::File { .. } => "file",
+            Self::NoProgram(_) => "no-program",
+            Self::PipeTaken { .. } => "pipe-taken",
+            Self::PipeBlocked { .. } => "pipe-blocked",
+            Self::LaunchFailed { .. } => "launch-failed",
+            Self::NotReady { .. } => "not-ready",
+            Self::LeftRunning { .. } => "left-running",
+            Self::EndedEarly { .. } => "ended-early",
+            Self::Interrupted(_) => "interrupted",
+            Self::NotAnswering { .. } => "not-answering",
+            Self::QuitRefused { .. } => "quit-refused",
+            Self::StillRunning { .. } => "still-running",
+            Self::Contradiction { .. } => "contradiction",
+            Self::Signal { .. } => "signal",
+        }
+    }
+
+    /// Why it went wrong, where the sentence does not say so itself.
+    pub fn cause(&self) -> Option<String> {
+        match self {
+            Self::Selector(SelectorError::Empty) => None,
+            Self::Selector(SelectorError::Uuid(UuidError::Mig(_))) => {
+                Some("a daemon serves a whole GPU".into())
+            }
+            Self::Selector(SelectorError::Uuid(UuidError::Malformed(_))) => {
+                Some("a GPU is named by nvidia-smi's index or by its UUID, GPU-…".into())
+            }
+            Self::NoSuchGpu {
+                abbreviated: Some(gpu),
+                ..
+            } => Some(format!(
+                "a UUID must be complete here; {gpu} begins like it"
+            )),
+            Self::NoSuchGpu { usable, .. } if usable.is_empty() => {
+                Some("no GPU is usable".to_owned())
+            }
+            Self::NoSuchGpu { usable, .. } => Some(format!("usable are {}", list(usable))),
+            Self::UnusableGpu { diagnostic, .. } => Some(format!("nvidia-smi says {diagnostic:?}")),
+            Self::SeveralGpus { visible } => Some(format!("visible are {}", list(visible))),
+            Self::SeveralSelected { .. } => None,
+            Self::NoGpu { diagnostic } => diagnostic.clone(),
+            Self::MaskHidesAll { notes, .. } => (!notes.is_empty()).then(|| notes.join("; ")),
+            Self::NvidiaSmi(failure) => Some(failure.to_string()),
+            Self::Name(_) => {
+                Some("a name is 1 to 64 of a-z, 0-9 and -, not starting with -".into())
+            }
+            Self::NoRecord(_)
+            | Self::NoLiveDaemon
+            | Self::SeveralLive { .. }
+            | Self::OtherUser { .. }
+            | Self::Stale(_)
+            | Self::StaleRemoved(_)
+            | Self::AlreadyLive { .. }
+            | Self::NoSuchUser(_)
+            | Self::Interrupted(_)
+            | Self::EndedEarly { .. } => None,
+            Self::OtherHost { .. } => {
+                Some("from here it cannot be told whether it still runs".into())
+            }
+            Self::OtherPidNamespace(_) => Some("its pid means nothing here".into()),
+            Self::DamagedRecord { path, reason, .. } => Some(format!("{path:?}: {reason}")),
+            Self::Unreachable { found, .. } => Some(found.clone()),
+            Self::GpuTaken { .. } => {
+                Some("two MPS servers on one GPU share it by time slices, which defeats MPS".into())
+            }
+            Self::Busy { lock, pid } => Some(match pid {
+                Some(pid) => format!("pid {pid} holds {lock:?}"),
+                None => format!("{lock:?} is held"),
+            }),
+            Self::NoHome { reason } => Some(reason.clone()),
+            Self::NotUnicode(_) => Some("a record is JSON and can only hold UTF-8".into()),
+            Self::SameDirectories(path) => Some(format!("both are {path:?}")),
+            Self::LogIsFifo(path) => Some(format!(
+                "the daemon makes its FIFO at {path:?} and would log nothing"
+            )),
+            Self::PipeTooLong { path, .. } => Some(format!("{path:?}")),
+            Self::UnsafeDirectory { reason, .. } => Some(reason.clone()),
+            Self::File { source, .. } | Self::Signal { source, .. } => Some(source.to_string()),
+            Self::NoProgram(_) => None,
+            Self::PipeTaken { owner, .. } => Some(owner.clone()),
+            Self::PipeBlocked { .. } => None,
+            Self::LaunchFailed { cause, log, .. } | Self::NotReady { cause, log, .. } => {
+                Some(with_log(cause, log.as_ref()))
+            }
+            Self::LeftRunning { failure, .. } => failure.cause(),
+            Self::NotAnswering { cause, .. } => Some(cause.clone()),
+            Self::QuitRefused { said, .. } => Some(format!("it answered: {said}")),
+            Self::StillRunning { servers, .. } if servers.is_empty() => {
+                Some("it accepted quit and has not ended".into())
+            }
+            Self::StillRunning { servers, .. } => Some(format!(
+                "it waits for the clients of its server (pid {}) to end",
+                list(servers)
+            )),
+            Self::Contradiction { found, .. } => Some(found.clone()),
+        }
+    }
+
+    /// What to type or to do next.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Selector(SelectorError::Uuid(UuidError::Mig(_))) => {
+                "nvidia-smi -L lists the whole GPUs; give one as --gpus GPU-…".into()
+            }
+            Self::Selector(_) => "--gpus 0, or --gpus GPU-… as `nvidia-smi -L` prints it".into(),
+            Self::NoSuchGpu {
+                abbreviated: Some(gpu),
+                ..
+            } => format!("--gpus {}", gpu.uuid),
+            Self::NoSuchGpu { .. } | Self::UnusableGpu { .. } | Self::NoGpu { .. } => {
+                "uni-cumps status".into()
+            }
+            Self::SeveralGpus { visible } => match visible.first() {
+                Some(gpu) => format!("--gpus {}", gpu.index),
+                None => "uni-cumps status".into(),
+            },
+            Self::SeveralSelected { selector } => {
+                let first = crate::gpu::entries(selector)
+                    .next()
+                    .filter(|entry| *entry != "all");
+                format!(
+                    "start one daemon for each: uni-cumps start --gpus {}",
+                    first.unwrap_or("0")
+                )
+            }
+            Self::MaskHidesAll { .. } => {
+                "unset CUDA_VISIBLE_DEVICES, or name the GPU with --gpus".into()
+            }
+            Self::NvidiaSmi(failure) => failure.hint(),
+            Self::Name(_) => "--name my-job".into(),
+            Self::NoRecord(_) => "uni-cumps status lists the recorded daemons".into(),
+            Self::NoLiveDaemon => "uni-cumps start".into(),
+            Self::SeveralLive { names } => match names.first() {
+                Some(name) => format!("--name {name}"),
+                None => "uni-cumps status".into(),
+            },
+            Self::DamagedRecord { path, .. } => {
+                format!(
+                    "uni-cumps start replaces it once no daemon runs there; to remove it: rm -ri {}",
+                    quote_path(path.parent().unwrap_or(path))
+                )
+            }
+            Self::OtherUser { .. } => "use another --name, or your own HOME".into(),
+            Self::OtherHost { directory, .. } => format!(
+                "use another --name here; if that host or container is gone: rm -r {}",
+                quote_path(directory)
+            ),
+            Self::OtherPidNamespace(_) => {
+                "run the command where the daemon was started, or use another --name".into()
+            }
+            Self::Stale(name) => format!("uni-cumps start --name {name}"),
+            Self::StaleRemoved(name) => {
+                format!("nothing is left to stop; to start again: uni-cumps start --name {name}")
+            }
+            Self::AlreadyLive { name, .. } => {
+                format!(
+                    "eval \"$(uni-cumps env --name {name})\", or first uni-cumps stop --name {name}"
+                )
+            }
+            Self::Unreachable { name, .. } => format!("uni-cumps stop --name {name}"),
+            Self::GpuTaken { by, .. } => {
+                format!(
+                    "eval \"$(uni-cumps env --name {by})\", or first uni-cumps stop --name {by}"
+                )
+            }
+            Self::Busy { pid: Some(pid), .. } => format!("wait, or see what it does: ps -fp {pid}"),
+            Self::Busy { pid: None, .. } => "wait and try again".into(),
+            Self::NoHome { .. } => "HOME=/some/directory uni-cumps …".into(),
+            Self::NoSuchUser(_) => "write the directory's absolute path".into(),
+            Self::NotUnicode(_) | Self::SameDirectories(_) | Self::LogIsFifo(_) => {
+                "give other directories with --pipe-dir and --log-dir".into()
+            }
+            Self::PipeTooLong { shorter, .. } => format!("--pipe-dir {}", quote_path(shorter)),
+            Self::UnsafeDirectory { remedy, .. } => remedy.clone(),
+            Self::File { path, source, .. } => match source.kind() {
+                io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                    format!("make room: df -h {}", quote_path(path))
+                }
+                _ => format!("ls -ld {}", quote_path(path.parent().unwrap_or(path))),
+            },
+            Self::NoProgram(program) => format!(
+                "install it (Debian: apt install nvidia-cuda-mps), or add its directory to PATH: command -v {program}"
+            ),
+            Self::PipeTaken { path, .. } => format!(
+                "choose another --pipe-dir, or end that daemon: echo quit | CUDA_MPS_PIPE_DIRECTORY={} nvidia-cuda-mps-control",
+                quote_path(path)
+            ),
+            Self::PipeBlocked { path, .. } => {
+                format!("move it away: mv {0} {0}.old", quote_path(path))
+            }
+            Self::LaunchFailed { log_directory, .. } | Self::NotReady { log_directory, .. } => {
+                format!("tail {}", quote_path(&log_directory.join("control.log")))
+            }
+            Self::LeftRunning { pid, .. } => format!("kill {pid}"),
+            Self::EndedEarly { .. } => "its own messages stand above".into(),
+            Self::Interrupted(_) => "what had been started was ended again".into(),
+            Self::NotAnswering {
+                pid, stopped: true, ..
+            } => format!("kill -CONT {pid}, then try again"),
+            Self::NotAnswering { name, .. } => {
+                format!(
+                    "a connected client that stays silent blocks it; end that, then uni-cumps stop --name {name}"
+                )
+            }
+            Self::QuitRefused { name, .. } => {
+                format!("run as its owner: uni-cumps stop --name {name}")
+            }
+            Self::StillRunning { name, .. } => {
+                format!("end the programs that use it, then uni-cumps stop --name {name}")
+            }
+            Self::Contradiction { .. } => {
+                "uni-cumps status, and end by hand what should not be there".into()
+            }
+            Self::Signal { pid, .. } => format!("ps -fp {pid}"),
+        }
+    }
+}

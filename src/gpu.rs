@@ -1,0 +1,374 @@
+//! GPUs as values: the one spelling of a UUID that is stored and compared, and what a user may write to select a GPU.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// The UUID of a whole GPU in its stored spelling: `GPU-` and lower-case hexadecimal digits, dashed as nvidia-smi prints it.
+///
+/// `FromStr` takes every spelling in use for one GPU: upper or lower case, with or without the inner dashes behind
+/// `GPU-`, and the bare dashed form that torch reports.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct GpuUuid(String);
+
+/// Why a text is not the UUID of a whole GPU.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UuidError {
+    /// The text names a MIG instance, which is a part of a GPU.
+    #[error("{0:?} is a MIG instance, not a whole GPU")]
+    Mig(String),
+    /// The text has none of the accepted forms.
+    #[error("{0:?} is not a GPU UUID")]
+    Malformed(String),
+}
+
+const PREFIX: &str = "GPU-";
+
+/// `text` behind `prefix`, whatever the case of the prefix.
+fn strip_prefix_ignore_case<'t>(text: &'t str, prefix: &str) -> Option<&'t str> {
+    let head = text.get(..prefix.len())?;
+    head.eq_ignore_ascii_case(prefix)
+        .then(|| &text[prefix.len()..])
+}
+
+impl GpuUuid {
+    /// The UUID as text, `GPU-…`.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The UUID without `GPU-`, as the default daemon name uses it.
+    pub fn bare(&self) -> &str {
+        &self.0[PREFIX.len()..]
+    }
+
+    /// Whether `entry` is an abbreviation of this UUID as CUDA accepts it in `CUDA_VISIBLE_DEVICES`: `GPU-` and the
+    /// first digits, dashes aside.
+    pub fn is_abbreviated_by(&self, entry: &str) -> bool {
+        let Some(start) = strip_prefix_ignore_case(entry.trim(), PREFIX) else {
+            return false;
+        };
+        let start = start.replace('-', "").to_ascii_lowercase();
+        !start.is_empty() && self.bare().replace('-', "").starts_with(&start)
+    }
+}
+
+impl FromStr for GpuUuid {
+    type Err = UuidError;
+
+    fn from_str(text: &str) -> Result<Self, UuidError> {
+        let text = text.trim();
+        if strip_prefix_ignore_case(text, "MIG-").is_some() {
+            return Err(UuidError::Mig(text.to_owned()));
+        }
+        let malformed = || UuidError::Malformed(text.to_owned());
+        let digits = match strip_prefix_ignore_case(text, PREFIX) {
+            Some(rest) => rest,
+            None if text.len() == 36 && text.matches('-').count() == 4 => text,
+            None => return Err(malformed()),
+        };
+        let digits = digits.replace('-', "").to_ascii_lowercase();
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return Err(malformed());
+        }
+        if digits.len() != 32 {
+            return Ok(Self(format!("{PREFIX}{digits}")));
+        }
+        let (a, b, c) = (&digits[..8], &digits[8..12], &digits[12..16]);
+        let (d, e) = (&digits[16..20], &digits[20..]);
+        Ok(Self(format!("{PREFIX}{a}-{b}-{c}-{d}-{e}")))
+    }
+}
+
+impl TryFrom<String> for GpuUuid {
+    type Error = UuidError;
+
+    fn try_from(text: String) -> Result<Self, UuidError> {
+        text.parse()
+    }
+}
+
+impl From<GpuUuid> for String {
+    fn from(uuid: GpuUuid) -> Self {
+        uuid.0
+    }
+}
+
+impl fmt::Display for GpuUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A usable GPU: nvidia-smi's index of this moment and the UUID that stays.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct GpuIdentity {
+    /// nvidia-smi's index (PCI order). Another mask or another boot may change it.
+    pub index: u32,
+    /// The UUID, which is what is stored and passed on.
+    pub uuid: GpuUuid,
+}
+
+impl fmt::Display for GpuIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "index {} ({})", self.index, self.uuid)
+    }
+}
+
+/// nvidia-smi's `compute_mode` of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ComputeMode {
+    /// Any number of processes, with or without MPS.
+    Default,
+    /// One process, which may be an MPS server.
+    ExclusiveProcess,
+    /// The form of old drivers.
+    ExclusiveThread,
+    /// No CUDA process at all.
+    Prohibited,
+    /// The cell held something else, such as `[N/A]`.
+    Unknown(String),
+}
+
+impl From<&str> for ComputeMode {
+    fn from(cell: &str) -> Self {
+        match cell {
+            "Default" => Self::Default,
+            "Exclusive_Process" => Self::ExclusiveProcess,
+            "Exclusive_Thread" => Self::ExclusiveThread,
+            "Prohibited" => Self::Prohibited,
+            other => Self::Unknown(other.to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for ComputeMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Default => "Default",
+            Self::ExclusiveProcess => "Exclusive_Process",
+            Self::ExclusiveThread => "Exclusive_Thread",
+            Self::Prohibited => "Prohibited",
+            Self::Unknown(_) => "unknown",
+        })
+    }
+}
+
+/// One GPU of the machine as nvidia-smi lists it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Gpu {
+    /// A row with an index and a UUID.
+    Usable {
+        /// Which GPU it is.
+        identity: GpuIdentity,
+        /// Its compute mode, possibly unknown.
+        compute_mode: ComputeMode,
+    },
+    /// A row that cannot be read, such as that of a lost GPU.
+    Unusable {
+        /// The index, where the row still says one.
+        index: Option<u32>,
+        /// What nvidia-smi said instead of a UUID.
+        diagnostic: String,
+    },
+}
+
+impl Gpu {
+    /// The identity of a usable GPU.
+    pub fn identity(&self) -> Option<&GpuIdentity> {
+        match self {
+            Self::Usable { identity, .. } => Some(identity),
+            Self::Unusable { .. } => None,
+        }
+    }
+
+    /// nvidia-smi's index, where one is known.
+    pub fn index(&self) -> Option<u32> {
+        match self {
+            Self::Usable { identity, .. } => Some(identity.index),
+            Self::Unusable { index, .. } => *index,
+        }
+    }
+}
+
+/// What `--gpus` says, before it is compared with the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selector {
+    /// `all`.
+    All,
+    /// One or more GPUs, in the order given.
+    List(Vec<SelectorItem>),
+}
+
+/// One entry of a selector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SelectorItem {
+    /// nvidia-smi's index, with the text as it was typed.
+    Index(u32, String),
+    /// A UUID, with the text as it was typed.
+    Uuid(GpuUuid, String),
+}
+
+impl SelectorItem {
+    /// The entry as it was typed.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Index(_, text) | Self::Uuid(_, text) => text,
+        }
+    }
+}
+
+/// Why a text is not a selector.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SelectorError {
+    /// Nothing but blanks and commas.
+    #[error("the GPU selector is empty")]
+    Empty,
+    /// An entry is neither an index nor a UUID.
+    #[error(transparent)]
+    Uuid(#[from] UuidError),
+}
+
+impl FromStr for Selector {
+    type Err = SelectorError;
+
+    fn from_str(text: &str) -> Result<Self, SelectorError> {
+        if text.trim() == "all" {
+            return Ok(Self::All);
+        }
+        let items = entries(text)
+            .map(|entry| match parse_index(entry) {
+                Some(index) => Ok(SelectorItem::Index(index, entry.to_owned())),
+                None => Ok(SelectorItem::Uuid(entry.parse()?, entry.to_owned())),
+            })
+            .collect::<Result<Vec<_>, SelectorError>>()?;
+        if items.is_empty() {
+            return Err(SelectorError::Empty);
+        }
+        Ok(Self::List(items))
+    }
+}
+
+/// The entries of a comma-separated list, without blanks and empty ones.
+pub fn entries(list: &str) -> impl Iterator<Item = &str> {
+    list.split(',')
+        .map(str::trim)
+        .filter(|entry| !entry.is_empty())
+}
+
+/// A decimal index in ASCII digits; anything else is not an index.
+pub fn parse_index(text: &str) -> Option<u32> {
+    (!text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()))
+        .then(|| text.parse().unwrap_or(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: &str = "GPU-0a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c40";
+
+    #[test]
+    fn every_spelling_of_a_uuid_is_one_gpu() {
+        for spelling in [
+            "GPU-0a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c40",
+            "GPU-0A1B2C3D-0E4F-5A6B-7C8D-9E0F1A2B3C40",
+            "gpu-0a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c40",
+            "0a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c40",
+            "0A1B2C3D-0E4F-5A6B-7C8D-9E0F1A2B3C40",
+            "GPU-0a1b2c3d0e4f5a6b7c8d9e0f1a2b3c40",
+            "  GPU-0a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c40\t",
+        ] {
+            assert_eq!(
+                spelling.parse::<GpuUuid>().unwrap().as_str(),
+                A,
+                "{spelling}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_canonical_forms_of_the_reference_are_kept() {
+        for (text, canonical) in [
+            ("GPU-AB-cd", "GPU-abcd"),
+            (" gpu-ABCD ", "GPU-abcd"),
+            ("gpu-GPU-x", "GPU-gpux"),
+            ("GPU-g", "GPU-g"),
+            (
+                "AAAAAAAA-BBBB-CCCC-DDDD-EEEEEEEEEEEE",
+                "GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee",
+            ),
+        ] {
+            assert_eq!(text.parse::<GpuUuid>().unwrap().as_str(), canonical);
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_uuid_is_refused() {
+        for text in [
+            "",
+            "x",
+            "GPU-",
+            "gpu-",
+            "[N/A]",
+            "[GPU is lost]",
+            "GPU-\u{fffd}",
+            "GPU-a b",
+            "0a1b2c3d0e4f5a6b7c8d9e0f1a2b3c40",
+            "é",
+        ] {
+            assert!(
+                matches!(text.parse::<GpuUuid>(), Err(UuidError::Malformed(_))),
+                "{text}"
+            );
+        }
+        for text in ["MIG-GPU-x", "mig-x"] {
+            assert!(
+                matches!(text.parse::<GpuUuid>(), Err(UuidError::Mig(_))),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn cuda_takes_the_beginning_of_a_uuid() {
+        let uuid: GpuUuid = A.parse().unwrap();
+        for entry in [
+            "GPU-0a1b",
+            "gpu-0A1B2C3D",
+            "GPU-0a1b2c3d-0e",
+            "GPU-0a1b2c3d0e",
+            A,
+        ] {
+            assert!(uuid.is_abbreviated_by(entry), "{entry}");
+        }
+        for entry in ["GPU-", "GPU-1a", "0a1b", ""] {
+            assert!(!uuid.is_abbreviated_by(entry), "{entry}");
+        }
+    }
+
+    #[test]
+    fn selectors_are_indices_uuids_or_all() {
+        assert_eq!(" all ".parse(), Ok(Selector::All));
+        for (text, index) in [("1", 1), (" 1 ", 1), ("01", 1), ("1,", 1), (",1", 1)] {
+            let Ok(Selector::List(items)) = text.parse() else {
+                panic!("{text} is a list")
+            };
+            assert!(matches!(items.as_slice(), [SelectorItem::Index(found, _)] if *found == index));
+        }
+        for text in ["", " ", ","] {
+            assert_eq!(text.parse::<Selector>(), Err(SelectorError::Empty));
+        }
+        for text in ["ALL", "-1", "+1", "1.0", "0x1", "\u{b2}", "\u{661}"] {
+            assert!(
+                matches!(
+                    text.parse::<Selector>(),
+                    Err(SelectorError::Uuid(UuidError::Malformed(_)))
+                ),
+                "{text}"
+            );
+        }
+    }
+}

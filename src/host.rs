@@ -1,0 +1,169 @@
+//! The machine that a command works on: its file tree, environment, clock and programs. A test gives another one.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use crate::runner::{CommandRunner, SystemRunner};
+
+/// The directory below which every path is looked up. `/` on a real machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root(PathBuf);
+
+impl Root {
+    /// The file tree below `directory`.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        Self(directory.into())
+    }
+
+    /// Where the absolute `path` of the machine lies for us.
+    pub fn at(&self, path: impl AsRef<Path>) -> PathBuf {
+        let path = path.as_ref();
+        self.0.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// Whether this is the machine that we run on, whose pids may be signalled.
+    pub fn is_this_machine(&self) -> bool {
+        self.0 == Path::new("/")
+    }
+}
+
+/// The caller's environment.
+#[derive(Clone, Debug, Default)]
+pub struct Env(BTreeMap<OsString, OsString>);
+
+impl Env {
+    /// The value of a variable that is set, even to nothing.
+    pub fn get(&self, key: &str) -> Option<&OsStr> {
+        self.0.get(OsStr::new(key)).map(OsString::as_os_str)
+    }
+
+    /// The value of a variable that is set to something.
+    pub fn get_filled(&self, key: &str) -> Option<&OsStr> {
+        self.get(key).filter(|value| !value.is_empty())
+    }
+
+    /// All variables.
+    pub fn all(&self) -> impl Iterator<Item = (&OsString, &OsString)> {
+        self.0.iter()
+    }
+}
+
+impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Env {
+    fn from_iter<T: IntoIterator<Item = (K, V)>>(variables: T) -> Self {
+        Self(
+            variables
+                .into_iter()
+                .map(|(key, value)| (key.into(), value.into()))
+                .collect(),
+        )
+    }
+}
+
+/// Time: what o'clock it is, and waiting.
+pub trait Clock: Sync {
+    /// The time of day.
+    fn now(&self) -> SystemTime;
+    /// Time that only goes forward, from any beginning.
+    fn monotonic(&self) -> Duration;
+    /// Lets time pass.
+    fn sleep(&self, time: Duration);
+}
+
+/// The clock of this machine.
+pub struct SystemClock(Instant);
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        Self(Instant::now())
+    }
+}
+
+impl Clock for SystemClock {
+    fn now(&self) -> SystemTime {
+        SystemTime::now()
+    }
+
+    fn monotonic(&self) -> Duration {
+        self.0.elapsed()
+    }
+
+    fn sleep(&self, time: Duration) {
+        std::thread::sleep(time);
+    }
+}
+
+/// Everything that a command needs from outside.
+pub struct Host {
+    /// The file tree.
+    pub root: Root,
+    /// The caller's environment.
+    pub env: Env,
+    /// The caller's working directory, for relative paths that the user typed.
+    pub cwd: PathBuf,
+    /// The effective user.
+    pub uid: u32,
+    /// Time.
+    pub clock: Box<dyn Clock>,
+    /// Other programs.
+    pub runner: Box<dyn CommandRunner>,
+}
+
+// The foreground daemon is waited for in a thread of its own.
+const _: () = {
+    const fn is_sync<T: Sync + ?Sized>() {}
+    is_sync::<dyn Clock>();
+    is_sync::<dyn CommandRunner>();
+};
+
+impl Host {
+    /// This machine. Moves the process to `/`, so that no child that lives on keeps the caller's directory busy.
+    pub fn this_machine() -> io::Result<Self> {
+        let cwd = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+        std::env::set_current_dir("/")?;
+        Ok(Self {
+            root: Root::new("/"),
+            env: std::env::vars_os().collect(),
+            cwd,
+            uid: nix::unistd::geteuid().as_raw(),
+            clock: Box::new(SystemClock::default()),
+            runner: Box::new(SystemRunner::new()?),
+        })
+    }
+
+    /// The first executable file `name` on the caller's PATH. An empty entry is skipped: it would mean the working
+    /// directory, where anybody may have put a program of that name.
+    pub fn find_program(&self, name: &str) -> Option<PathBuf> {
+        let path = self.env.get_filled("PATH")?;
+        std::env::split_paths(path)
+            .filter(|directory| !directory.as_os_str().is_empty())
+            .map(|directory| self.cwd.join(directory).join(name))
+            .find(|file| is_executable(&self.root.at(file)))
+    }
+
+    /// Looks every few milliseconds, at once for the first time, until `look` sees something or `limit` has passed.
+    pub fn wait_for<T>(&self, limit: Duration, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        let deadline = self.clock.monotonic() + limit;
+        let mut pause = Duration::from_millis(1);
+        loop {
+            if let Some(seen) = look() {
+                return Some(seen);
+            }
+            let left = deadline.checked_sub(self.clock.monotonic())?;
+            self.clock.sleep(pause.min(left));
+            if left.is_zero() {
+                return None;
+            }
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Whether `file` is a regular file that somebody may execute.
+pub fn is_executable(file: &Path) -> bool {
+    file.metadata()
+        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}

@@ -1,0 +1,59 @@
+//! The map of uni-cumps. Every command gathers facts, decides with a pure function, does the few effects and shows a
+//! report. Each row imports only from the rows above it; `tests/architecture.rs` holds this.
+//!
+//! | row | files | what they know |
+//! |---|---|---|
+//! | values | `gpu` `record` `shell` | GPU UUIDs and selectors; daemon records and names; quoting |
+//! | failures | `error` | everything that can go wrong, with its code and its hint |
+//! | seam | `runner` `host` | calling programs; the file tree, the environment and the clock |
+//! | plans | `topology` | which GPU a selector and a mask mean; pure |
+//! | surface | `cli` `ui` | the command line; everything that is printed |
+//! | services | `process` `runtime_dir` `store` `nvidia_smi` `mps` `daemon` | processes and signals; private directories; records on disk; NVIDIA's two programs; a recorded daemon's state |
+//! | commands | `command` | one verb a file; they never import one another |
+
+pub mod cli;
+pub mod command;
+pub mod daemon;
+pub mod error;
+pub mod gpu;
+pub mod host;
+pub mod mps;
+pub mod nvidia_smi;
+pub mod process;
+pub mod record;
+pub mod runner;
+pub mod runtime_dir;
+pub mod shell;
+pub mod store;
+pub mod topology;
+pub mod ui;
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use clap::Parser;
+
+pub use host::Host;
+pub use ui::Ui;
+
+/// Whether the environment allows colours on a terminal: `NO_COLOR` (no-color.org) is not set and `TERM` is not `dumb`.
+pub fn wants_color(host: &Host) -> bool {
+    let dumb = host.env.get("TERM").is_some_and(|term| term == "dumb");
+    host.env.get_filled("NO_COLOR").is_none() && !dumb
+}
+
+/// Runs the command line `args`, its first word being the program's name, and returns its exit status: 0 done,
+/// 1 failed, 2 not understood, 128 and the signal's number when interrupted.
+pub fn run(args: impl IntoIterator<Item = OsString>, host: &Host, ui: &mut Ui<'_>) -> ExitCode {
+    let status = match cli::Cli::try_parse_from(args) {
+        Ok(cli) => command::run(host, ui, &cli.command),
+        Err(error) => {
+            ui.usage(&error);
+            u8::try_from(error.exit_code()).unwrap_or(2)
+        }
+    };
+    match ui.delivered() {
+        true => ExitCode::from(status),
+        false => ExitCode::FAILURE,
+    }
+}

@@ -1,0 +1,513 @@
+//! The only file that knows nvidia-cuda-mps-control: how it is called, what it answers, the files it leaves. Facts
+//! without a source were measured with the control programs of drivers 535, 550 and 555.
+
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, Flock, FlockArg, OFlag, fcntl};
+use nix::libc;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt,
+};
+
+use crate::gpu::GpuUuid;
+use crate::host::{Host, is_executable};
+use crate::process::{self, Running};
+use crate::runner::{Finished, Invocation, Mode, RunError};
+
+/// The control program, which is the daemon with `-d` or `-f` and otherwise asks it.
+pub const CONTROL: &str = "nvidia-cuda-mps-control";
+const SERVER: &str = "nvidia-cuda-mps-server";
+
+/// `-d` takes 3 to 6 ms. A loaded machine gets a thousand times that.
+const LAUNCH_LIMIT: Duration = Duration::from_secs(10);
+
+/// Variables of the caller that the daemon keeps. It passes them on to every server for its whole life, so nothing
+/// personal is among them, and none of MPS but what we mean.
+const KEPT: [&str; 11] = [
+    "CUDA_DEVICE_ORDER",
+    "HOME",
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "LOGNAME",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "TMPDIR",
+    "TZ",
+    "USER",
+];
+
+/// The control daemon of one pipe directory, as it is called and asked.
+pub struct Control<'h> {
+    host: &'h Host,
+    program: PathBuf,
+    pipe: PathBuf,
+    log: PathBuf,
+    questions: AtomicU32,
+}
+
+/// Why a question has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// Nobody listens in the pipe directory.
+    #[error("{0}")]
+    NoDaemon(String),
+    /// The daemon took the question and said nothing in time. Such a daemon is stopped, is leaving, or talks to a
+    /// client that stays silent.
+    #[error("no answer within {} s", .0.as_secs())]
+    Silent(Duration),
+    /// Every session was dropped or failed.
+    #[error("it dropped every session: {0}")]
+    Dropped(String),
+    /// Another process of ours kept talking to it all the time.
+    #[error("another uni-cumps keeps asking it")]
+    Busy,
+    /// The control program could not be called.
+    #[error("{CONTROL} cannot be called: {0}")]
+    Call(RunError),
+}
+
+impl<'h> Control<'h> {
+    /// The control program on PATH for the daemon in `pipe`; `None` if it is not installed.
+    pub fn find(host: &'h Host, pipe: &Path, log: &Path) -> Option<Self> {
+        Some(Self {
+            host,
+            program: host.find_program(CONTROL)?,
+            pipe: pipe.to_owned(),
+            log: log.to_owned(),
+            questions: AtomicU32::new(0),
+        })
+    }
+
+    /// The server program that the daemon will find through its PATH.
+    pub fn server_program(&self) -> Option<PathBuf> {
+        std::env::split_paths(&self.search_path())
+            .map(|directory| directory.join(SERVER))
+            .find(|file| is_executable(&self.host.root.at(file)))
+    }
+
+    /// The caller's PATH and behind it where the server lies: beside the control program, or in an sbin directory,
+    /// which a user's PATH often lacks (Debian puts the server there).
+    fn search_path(&self) -> OsString {
+        let given = self.host.env.get("PATH").unwrap_or_default();
+        let mut directories: Vec<PathBuf> = std::env::split_paths(given)
+            .filter(|directory| directory.is_absolute())
+            .collect();
+        let real = fs::canonicalize(self.host.root.at(&self.program)).ok();
+        let beside = [Some(self.program.as_path()), real.as_deref()]
+            .into_iter()
+            .flatten()
+            .filter_map(Path::parent)
+            .flat_map(|bin| {
+                let sbin = bin.parent().map(|prefix| prefix.join("sbin"));
+                [Some(bin.to_owned()), sbin]
+            })
+            .flatten()
+            .filter(|directory| directory.is_dir());
+        for directory in beside.chain([PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")]) {
+            if !directories.contains(&directory) {
+                directories.push(directory);
+            }
+        }
+        // A directory whose name has a colon cannot be on a PATH.
+        std::env::join_paths(&directories).unwrap_or_else(|_| given.to_owned())
+    }
+
+    fn call(&self, purpose: &'static str, args: &[&str], stdin: &str, mode: Mode) -> Invocation {
+        let mut env: Vec<(OsString, OsString)> = KEPT
+            .into_iter()
+            .filter_map(|key| Some((key.into(), self.host.env.get(key)?.to_owned())))
+            .collect();
+        env.push(("PATH".into(), self.search_path()));
+        env.push(("CUDA_MPS_PIPE_DIRECTORY".into(), self.pipe.clone().into()));
+        env.push(("CUDA_MPS_LOG_DIRECTORY".into(), self.log.clone().into()));
+        // From CUDA 13.4 there is a version 3 with other commands; version 2 is the one we speak. Older programs do
+        // not know the variable.
+        env.push(("CUDA_MPS_PROTOCOL_VERSION".into(), "2".into()));
+        Invocation {
+            purpose,
+            program: self.program.clone(),
+            args: args.iter().map(OsString::from).collect(),
+            env,
+            stdin: stdin.as_bytes().to_vec(),
+            mode,
+        }
+    }
+
+    /// The call that becomes the daemon. `-d` or `-f` must be the only argument: anything more turns the program of
+    /// 550 and older into the asking front-end.
+    fn daemon_call(&self, flag: &str, gpus: &[GpuUuid], mode: Mode) -> Invocation {
+        let mut call = self.call("start the control daemon", &[flag], "", mode);
+        let uuids: Vec<&str> = gpus.iter().map(GpuUuid::as_str).collect();
+        call.env
+            .push(("CUDA_VISIBLE_DEVICES".into(), uuids.join(",").into()));
+        call
+    }
+
+    /// Launches the daemon detached. Exit 0 means that it listens, not yet that it answers.
+    pub fn launch(&self, gpus: &[GpuUuid]) -> Result<Finished, RunError> {
+        let call = self.daemon_call("-d", gpus, Mode::Captured(LAUNCH_LIMIT));
+        self.host.runner.run(&call)
+    }
+
+    /// Runs the daemon as our child until it ends.
+    pub fn foreground(&self, gpus: &[GpuUuid]) -> Result<Finished, RunError> {
+        let call = self.daemon_call("-f", gpus, Mode::Foreground);
+        self.host.runner.run(&call)
+    }
+
+    /// Asks one question and returns the answer's text. The exit status is no answer: refusals and unknown commands
+    /// exit with 0.
+    pub fn ask(&self, question: &str, limit: Duration) -> Result<String, AskError> {
+        let (answer, _) = self.session(limit, |marker| format!("{question}\n{marker}\n"))?;
+        Ok(answer)
+    }
+
+    /// The pids of the daemon's servers.
+    pub fn servers(&self, limit: Duration) -> Result<Vec<i32>, AskError> {
+        let answer = self.ask("get_server_list", limit)?;
+        Ok(answer
+            .lines()
+            .filter_map(|line| line.trim().parse().ok())
+            .collect())
+    }
+
+    /// Tells the daemon to quit and returns what it said, which is nothing unless it refused. It waits for the clients
+    /// of its servers, and so does this call. The daemon is not yet gone when it returns.
+    pub fn quit(&self, limit: Duration) -> Result<String, AskError> {
+        // Behind `quit` nothing is answered any more, so the marker goes first.
+        let (_, answer) = self.session(limit, |marker| format!("{marker}\nquit\n"))?;
+        Ok(answer)
+    }
+
+    /// One session with the daemon: it serves one at a time, and a second one may end with status 0, no output and
+    /// nothing done. So ours wait for each other, carry a made-up command whose echo proves that the session was
+    /// real, and are repeated without it. A control program that never echoes is taken at its exit status.
+    ///
+    /// Returns what was said before and behind the echo.
+    fn session(
+        &self,
+        limit: Duration,
+        script: impl Fn(&str) -> String,
+    ) -> Result<(String, String), AskError> {
+        let deadline = self.host.clock.monotonic() + limit;
+        let left = || deadline.saturating_sub(self.host.clock.monotonic());
+        let _turn = self.turn(limit)?;
+        let mut without_echo = 0;
+        let mut last = String::from("no session took place");
+        let mut pause = Duration::from_millis(5);
+        loop {
+            if left().is_zero() {
+                return Err(AskError::Dropped(last));
+            }
+            let number = self.questions.fetch_add(1, Ordering::Relaxed);
+            let marker = format!("uni-cumps-{}-{number}", std::process::id());
+            let mode = Mode::Captured(left());
+            let call = self.call("ask the control daemon", &[], &script(&marker), mode);
+            let finished = match self.host.runner.run(&call) {
+                Ok(finished) => finished,
+                Err(RunError::TimedOut(_)) => return Err(AskError::Silent(limit)),
+                Err(error) => return Err(AskError::Call(error)),
+            };
+            let echo = format!("Unknown command \"{marker}\"");
+            if let Some((before, after)) = finished.stdout.split_once(&echo) {
+                return Ok((before.trim().to_owned(), after.trim().to_owned()));
+            }
+            if finished.status.success() {
+                without_echo += 1;
+                if without_echo == 3 {
+                    let said = finished.stdout.trim();
+                    return Ok((said.to_owned(), said.to_owned()));
+                }
+            } else if finished.stderr.contains("Cannot find MPS control daemon") {
+                return Err(AskError::NoDaemon(finished.said()));
+            }
+            last = match finished.said() {
+                said if said.is_empty() => format!("{:?} without a word", finished.status),
+                said => said,
+            };
+            self.host.clock.sleep(pause.min(left()));
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+    }
+
+    /// Waits for our turn: a lock on the pipe directory itself, which needs no file of its own.
+    fn turn(&self, limit: Duration) -> Result<Option<Flock<File>>, AskError> {
+        let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let opened = OpenOptions::new()
+            .read(true)
+            .custom_flags(flags.bits())
+            .open(self.host.root.at(&self.pipe));
+        // A directory that cannot be opened has no daemon that would answer us; the session will say so.
+        let Ok(directory) = opened else {
+            return Ok(None);
+        };
+        let mut waiting = Some(directory);
+        self.host
+            .wait_for(limit, || {
+                let file = waiting.take()?;
+                match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                    Ok(held) => Some(Some(held)),
+                    Err((file, Errno::EWOULDBLOCK | Errno::EINTR)) => {
+                        waiting = Some(file);
+                        None
+                    }
+                    // No such locks on this file system: go without.
+                    Err(_) => Some(None),
+                }
+            })
+            .ok_or(AskError::Busy)
+    }
+}
+
+/// What stands where the daemon's client socket belongs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Socket {
+    /// Nothing.
+    Absent,
+    /// A socket that nobody listens on, left behind by a daemon that is gone.
+    Orphan,
+    /// A socket that takes connections. The pid is 0 for a process outside of our pid namespace, and `None` where the
+    /// kernel did not say.
+    Listening {
+        /// The listener.
+        pid: Option<i32>,
+    },
+    /// A FIFO, as stand-ins of the control program use.
+    Fifo,
+    /// Something else.
+    Other(&'static str),
+    /// It cannot be looked at.
+    Hidden(String),
+}
+
+impl Socket {
+    /// The socket's place in a sentence.
+    pub fn describe(&self, path: &Path) -> String {
+        match self {
+            Self::Absent => format!("there is no {path:?}"),
+            Self::Orphan => format!("nobody listens on {path:?}"),
+            Self::Listening { pid: Some(0) } => {
+                format!("a process of another pid namespace listens on {path:?}")
+            }
+            Self::Listening { pid: Some(pid) } => format!("pid {pid} listens on {path:?}"),
+            Self::Listening { pid: None } => format!("{path:?} takes connections"),
+            Self::Fifo => format!("{path:?} is a FIFO"),
+            Self::Other(what) => format!("{path:?} is {what}"),
+            Self::Hidden(reason) => format!("{path:?} cannot be looked at: {reason}"),
+        }
+    }
+
+    /// The kind as `control_pipes` reports it.
+    pub fn kind(&self) -> Option<&'static str> {
+        match self {
+            Self::Orphan | Self::Listening { .. } => Some("unix_socket"),
+            Self::Fifo => Some("fifo"),
+            Self::Absent | Self::Other(_) | Self::Hidden(_) => None,
+        }
+    }
+}
+
+/// The path of the client socket of the daemon in `pipe`.
+pub fn control_path(pipe: &Path) -> PathBuf {
+    pipe.join("control")
+}
+
+/// Looks at the daemon's client socket by connecting and leaving again, which costs the daemon two lines of log.
+pub fn control_socket(host: &Host, pipe: &Path) -> Socket {
+    let path = host.root.at(control_path(pipe));
+    let kind = match fs::metadata(&path) {
+        Ok(meta) => meta.file_type(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Socket::Absent,
+        Err(error) if error.kind() == io::ErrorKind::NotADirectory => return Socket::Absent,
+        Err(error) => return Socket::Hidden(error.to_string()),
+    };
+    match kind {
+        kind if kind.is_fifo() => return Socket::Fifo,
+        kind if kind.is_dir() => return Socket::Other("a directory"),
+        kind if kind.is_file() => return Socket::Other("a regular file"),
+        kind if !kind.is_socket() => return Socket::Other("a device"),
+        _ => {}
+    }
+    // NVIDIA's is a SEQPACKET socket; a stand-in may listen on a stream.
+    let answer = match connect_to(&path, SockType::SeqPacket) {
+        Err(Errno::EPROTOTYPE) => connect_to(&path, SockType::Stream),
+        answer => answer,
+    };
+    match answer {
+        Ok(pid) => Socket::Listening { pid: Some(pid) },
+        // Its queue is full: somebody listens.
+        Err(Errno::EAGAIN) => Socket::Listening { pid: None },
+        Err(Errno::ECONNREFUSED | Errno::ENOENT) => Socket::Orphan,
+        Err(errno) => Socket::Hidden(errno.desc().to_owned()),
+    }
+}
+
+fn connect_to(path: &Path, kind: SockType) -> Result<i32, Errno> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket(AddressFamily::Unix, kind, flags, None)?;
+    connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(getsockopt(&socket, sockopt::PeerCredentials)?.pid())
+}
+
+/// Who holds the POSIX lock on `control_lock`, which a daemon takes first and keeps for its life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lock {
+    Free,
+    Held(i32),
+    HeldElsewhere,
+}
+
+fn lock(host: &Host, pipe: &Path) -> Lock {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+    let opened = OpenOptions::new()
+        .read(true)
+        .custom_flags(flags.bits())
+        .open(host.root.at(pipe.join("control_lock")));
+    let Ok(file) = opened else {
+        return Lock::Free;
+    };
+    let mut wanted = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    match fcntl(&file, FcntlArg::F_GETLK(&mut wanted)) {
+        Err(_) => Lock::Free,
+        Ok(_) if wanted.l_type == libc::F_UNLCK as libc::c_short => Lock::Free,
+        Ok(_) if wanted.l_pid > 0 => Lock::Held(wanted.l_pid),
+        Ok(_) => Lock::HeldElsewhere,
+    }
+}
+
+/// The process that is the daemon of a pipe directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Keeper {
+    /// There is none.
+    Nobody,
+    /// This one.
+    Process(Running),
+    /// There is one, in another pid namespace or of a user whose processes we cannot see.
+    Elsewhere,
+    /// Lock and socket belong to two processes.
+    Contradiction(String),
+}
+
+/// Who is the daemon in `pipe`: the holder of its lock, or the listener on its socket where the lock file was removed.
+pub fn keeper(host: &Host, pipe: &Path) -> Keeper {
+    let listener = match control_socket(host, pipe) {
+        Socket::Listening { pid } => pid,
+        _ => None,
+    };
+    let pid = match (lock(host, pipe), listener) {
+        (Lock::HeldElsewhere, _) | (Lock::Free, Some(0)) => return Keeper::Elsewhere,
+        (Lock::Free, None) => return Keeper::Nobody,
+        (Lock::Held(holder), Some(listener)) if holder != listener => {
+            return Keeper::Contradiction(format!(
+                "pid {holder} holds its lock, and pid {listener} listens on its socket"
+            ));
+        }
+        (Lock::Held(pid), _) | (Lock::Free, Some(pid)) => pid,
+    };
+    match process::running(host, pid) {
+        Some(process) => Keeper::Process(process),
+        // It ended between the two looks.
+        None if lock(host, pipe) == Lock::Free => Keeper::Nobody,
+        None => Keeper::Elsewhere,
+    }
+}
+
+/// The pid of the lock's holder, if it is of our pid namespace.
+pub fn lock_holder(host: &Host, pipe: &Path) -> Option<i32> {
+    match lock(host, pipe) {
+        Lock::Held(pid) => Some(pid),
+        Lock::Free | Lock::HeldElsewhere => None,
+    }
+}
+
+/// Whether the socket through which a daemon takes `quit` is gone. Without it the control program asks through the
+/// clients' socket, and is refused.
+pub fn lacks_privileged_socket(host: &Host, pipe: &Path) -> bool {
+    !host.root.at(pipe.join("control_privileged")).exists()
+}
+
+/// The process that the pid file names. A hint only: 535 writes none, and 550 writes over an older, longer one without
+/// truncating it.
+pub fn named_by_pid_file(host: &Host, pipe: &Path) -> Option<Running> {
+    let file = host.root.at(pipe.join("nvidia-cuda-mps-control.pid"));
+    let pid = fs::read_to_string(file).ok()?.trim().parse().ok()?;
+    process::running(host, pid).filter(|process| process.uid == host.uid)
+}
+
+/// Removes what NVIDIA's daemon leaves in its pipe directory. Only for a daemon that is gone: nothing happens while a
+/// lock is held or somebody listens, and only files of the right kind go.
+pub fn clear(host: &Host, pipe: &Path) {
+    if keeper(host, pipe) != Keeper::Nobody {
+        return;
+    }
+    for name in [
+        "control",
+        "control_privileged",
+        "log",
+        "nvidia-cuda-mps-control.pid",
+        "control_lock",
+    ] {
+        let path = host.root.at(pipe.join(name));
+        let is_leftover = fs::symlink_metadata(&path).is_ok_and(|meta| match name {
+            "control" | "control_privileged" => meta.file_type().is_socket(),
+            "log" => meta.file_type().is_fifo(),
+            _ => meta.is_file(),
+        });
+        if is_leftover {
+            // Best effort: a daemon starts over its own leftovers.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// The end of control.log as it was, to tell new lines from those of earlier daemons.
+pub struct LogMark {
+    path: PathBuf,
+    length: u64,
+}
+
+/// Lines of control.log that a message quotes at the most.
+const TAIL: usize = 12;
+
+impl LogMark {
+    /// Remembers where control.log ends now.
+    pub fn set(host: &Host, log: &Path) -> Self {
+        let path = host.root.at(log.join("control.log"));
+        let length = fs::metadata(&path).map_or(0, |meta| meta.len());
+        Self { path, length }
+    }
+
+    /// The last lines written since.
+    pub fn new_lines(&self) -> Option<String> {
+        let mut file = OpenOptions::new()
+            .read(true)
+            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+            .open(&self.path)
+            .ok()?;
+        let end = file.metadata().ok()?.len();
+        let from = if end < self.length { 0 } else { self.length };
+        file.seek(SeekFrom::Start(from.max(end.saturating_sub(64 << 10))))
+            .ok()?;
+        let mut bytes = Vec::new();
+        file.take(64 << 10).read_to_end(&mut bytes).ok()?;
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.trim().lines().collect();
+        let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n");
+        (!tail.is_empty()).then_some(tail)
+    }
+}

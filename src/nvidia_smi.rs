@@ -1,0 +1,264 @@
+//! The only file that knows nvidia-smi: the query, its rows and placeholders, its exit statuses.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::error::{Error, SmiFailure};
+use crate::gpu::{ComputeMode, Gpu, GpuIdentity, parse_index};
+use crate::host::Host;
+use crate::runner::{Finished, Invocation, Mode, RunError, Status};
+
+/// Without persistence mode, each GPU takes about a second to wake up; a wedged driver never answers.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// The query asks for no more than is needed: a further field can make it fail for an ordinary user.
+const ARGS: [&str; 2] = [
+    "--query-gpu=index,uuid,compute_mode",
+    "--format=csv,noheader",
+];
+
+/// The GPUs of the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Discovery {
+    /// The program that was asked.
+    pub program: PathBuf,
+    /// Every GPU that was listed, in nvidia-smi's order.
+    pub gpus: Vec<Gpu>,
+    /// What nvidia-smi said besides.
+    pub messages: Vec<String>,
+}
+
+impl Discovery {
+    /// Completes a failure to find a GPU with what nvidia-smi said.
+    pub fn explain(&self, error: Error) -> Error {
+        match error {
+            Error::NoGpu { diagnostic: None } => Error::NoGpu {
+                diagnostic: Some(
+                    self.diagnostic()
+                        .unwrap_or_else(|| "nvidia-smi succeeded but listed no GPU".to_owned()),
+                ),
+            },
+            other => other,
+        }
+    }
+
+    /// The messages as one text.
+    pub fn diagnostic(&self) -> Option<String> {
+        (!self.messages.is_empty()).then(|| self.messages.join("; "))
+    }
+}
+
+/// Lists the machine's GPUs. The caller's mask plays no part: nvidia-smi does not know it.
+pub fn discover(host: &Host) -> Result<Discovery, SmiFailure> {
+    let program = host
+        .find_program("nvidia-smi")
+        .ok_or(SmiFailure::NotFound)?;
+    let call = Invocation {
+        purpose: "list the GPUs",
+        program: program.clone(),
+        args: ARGS.map(Into::into).to_vec(),
+        env: host
+            .env
+            .all()
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
+        stdin: Vec::new(),
+        mode: Mode::Captured(LIMIT),
+    };
+    match host.runner.run(&call) {
+        Ok(finished) => read(program, &finished),
+        Err(RunError::TimedOut(limit)) => Err(SmiFailure::TimedOut {
+            program,
+            seconds: limit.as_secs(),
+        }),
+        Err(RunError::Interrupted(signal)) => Err(SmiFailure::Interrupted(signal)),
+        Err(RunError::Spawn(error)) => Err(SmiFailure::CannotRun {
+            program,
+            reason: error.to_string(),
+        }),
+    }
+}
+
+/// A call that failed may still have listed the healthy GPUs; then the failure is a message beside them.
+fn read(program: PathBuf, finished: &Finished) -> Result<Discovery, SmiFailure> {
+    let (gpus, mut messages) = rows(&finished.stdout);
+    messages.extend(lines(&finished.stderr).map(str::to_owned));
+    if !finished.status.success() {
+        if !gpus.iter().any(|gpu| gpu.identity().is_some()) {
+            return Err(match finished.status {
+                Status::Signaled(signal) => SmiFailure::Killed { program, signal },
+                Status::Exited(status) => SmiFailure::Failed {
+                    program,
+                    status,
+                    said: finished.said(),
+                },
+            });
+        }
+        messages.push(format!(
+            "nvidia-smi ended with status {}",
+            finished.status.shell_code()
+        ));
+    }
+    Ok(Discovery {
+        program,
+        gpus,
+        messages,
+    })
+}
+
+fn lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().map(str::trim).filter(|line| !line.is_empty())
+}
+
+/// Takes nvidia-smi's standard output apart into GPUs and messages. A row keeps its own index whatever happens to the
+/// rows before it.
+pub fn rows(stdout: &str) -> (Vec<Gpu>, Vec<String>) {
+    let mut gpus = Vec::new();
+    let mut messages = Vec::new();
+    for line in lines(stdout) {
+        match row(line) {
+            Some(gpu) => gpus.push(gpu),
+            None => messages.push(line.to_owned()),
+        }
+    }
+    (gpus, messages)
+}
+
+fn row(line: &str) -> Option<Gpu> {
+    let cells: Vec<&str> = line.split(',').map(str::trim).collect();
+    let index = parse_index(cells[0]);
+    let unusable = |diagnostic: &str| Gpu::Unusable {
+        index,
+        diagnostic: diagnostic.to_owned(),
+    };
+    if let ([_, uuid, mode], Some(index)) = (cells.as_slice(), index) {
+        return Some(match uuid.parse() {
+            Ok(uuid) => Gpu::Usable {
+                identity: GpuIdentity { index, uuid },
+                compute_mode: ComputeMode::from(*mode),
+            },
+            Err(_) if uuid.is_empty() => unusable(line),
+            Err(_) => unusable(uuid),
+        });
+    }
+    let speaks_of_a_gpu = index.is_some()
+        || (cells.len() == ARGS_FIELDS && cells.iter().any(|cell| is_placeholder(cell)))
+        || line.starts_with("Unable to determine the device handle");
+    speaks_of_a_gpu.then(|| unusable(line))
+}
+
+/// How many fields the query asks for.
+const ARGS_FIELDS: usize = 3;
+
+/// A cell that holds an error's text instead of a value, such as `[N/A]` or `ERR!`.
+fn is_placeholder(cell: &str) -> bool {
+    (cell.starts_with('[') && cell.ends_with(']')) || cell == "ERR!" || cell == "N/A"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: &str = "GPU-0a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c40";
+    const B: &str = "GPU-1a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c41";
+
+    fn finished(code: i32, stdout: &str, stderr: &str) -> Finished {
+        Finished {
+            status: Status::Exited(code),
+            stdout: stdout.to_owned(),
+            stderr: stderr.to_owned(),
+            process_group: 0,
+        }
+    }
+
+    fn usable(stdout: &str) -> Vec<(u32, String)> {
+        let (gpus, _) = rows(stdout);
+        gpus.iter()
+            .filter_map(Gpu::identity)
+            .map(|gpu| (gpu.index, gpu.uuid.to_string()))
+            .collect()
+    }
+
+    #[test]
+    fn a_bad_row_neither_hides_nor_renumbers_the_others() {
+        for bad in [
+            "1, [GPU is lost], [GPU is lost]",
+            "1, [Unknown Error], [Unknown Error]",
+            "1, [N/A], [N/A]",
+            "1, ERR!, ERR!",
+            "1, ",
+            "1",
+            "1, GPU-x, Default, extra",
+            "1, MIG-1a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c41, Default",
+            "1, GPU-\u{fffd}, Default",
+            "[GPU is lost], [GPU is lost], [GPU is lost]",
+            "Unable to determine the device handle for GPU0000:81:00.0: Unknown Error",
+        ] {
+            let output = format!("0, {A}, Default\n{bad}\n2, {B}, Default\n");
+            assert_eq!(
+                usable(&output),
+                [(0, A.to_owned()), (2, B.to_owned())],
+                "{bad}"
+            );
+            let (gpus, messages) = rows(&output);
+            assert_eq!(gpus.len(), 3, "{bad}");
+            assert!(messages.is_empty(), "{bad}");
+            let Gpu::Unusable { diagnostic, .. } = &gpus[1] else {
+                panic!("{bad} is not usable")
+            };
+            assert!(bad.contains(diagnostic.as_str()), "{bad}");
+        }
+    }
+
+    #[test]
+    fn messages_are_not_gpus() {
+        for message in [
+            "No devices were found",
+            "WARNING: infoROM is corrupted at gpu 0000:B3:00.0",
+            "Failed to initialize NVML: Driver/library version mismatch",
+            "Treating as warning and moving on.",
+        ] {
+            let (gpus, messages) = rows(&format!("{message}\n\n0, {A}, Default\n"));
+            assert_eq!(gpus.len(), 1, "{message}");
+            assert_eq!(messages, [message]);
+        }
+    }
+
+    #[test]
+    fn an_unknown_compute_mode_is_not_taken_for_default() {
+        for mode in [
+            "[N/A]",
+            "[Not Supported]",
+            "N/A",
+            "[Unknown Error]",
+            "[GPU requires reset]",
+        ] {
+            let (gpus, _) = rows(&format!("0, {A}, {mode}"));
+            let [Gpu::Usable { compute_mode, .. }] = gpus.as_slice() else {
+                panic!("the GPU is usable")
+            };
+            assert_eq!(*compute_mode, ComputeMode::Unknown(mode.to_owned()));
+        }
+    }
+
+    #[test]
+    fn a_failed_call_without_a_gpu_is_a_failure_and_quotes_what_was_said() {
+        let text = "Failed to initialize NVML: Driver/library version mismatch";
+        let failure = read(PathBuf::from("/bin/nvidia-smi"), &finished(18, text, "")).unwrap_err();
+        assert!(failure.to_string().ends_with(text));
+    }
+
+    #[test]
+    fn a_failed_call_that_listed_gpus_is_a_list_with_a_message() {
+        let output = format!("0, {A}, Default\nWARNING: infoROM is corrupted at gpu 0000:B3:00.0");
+        let found = read(PathBuf::from("/bin/nvidia-smi"), &finished(14, &output, "")).unwrap();
+        assert_eq!(found.gpus.len(), 1);
+        assert_eq!(
+            found.messages,
+            [
+                "WARNING: infoROM is corrupted at gpu 0000:B3:00.0",
+                "nvidia-smi ended with status 14"
+            ]
+        );
+    }
+}

@@ -1,0 +1,185 @@
+//! Who is pid N: a process's identity, whether it still runs, waiting for its end, and signals. No other file signals a
+//! process that is not its own child.
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use procfs::FromRead;
+use procfs::process::Stat;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::host::Host;
+use crate::record::{Place, ProcessId};
+
+/// What `/proc` says of a process that runs. A zombie does not run: nothing of it is left but its status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Running {
+    /// Who it is.
+    pub id: ProcessId,
+    /// Its effective user.
+    pub uid: u32,
+    /// State T or t: stopped by a signal or a debugger. It will not answer.
+    pub stopped: bool,
+    /// Its parent.
+    pub parent: i32,
+    /// Its process group.
+    pub group: i32,
+}
+
+fn proc_path(host: &Host, pid: i32, file: &str) -> PathBuf {
+    host.root.at(format!("/proc/{pid}/{file}"))
+}
+
+/// The running process with this number, whoever it is.
+pub fn running(host: &Host, pid: i32) -> Option<Running> {
+    let directory = proc_path(host, pid, "");
+    let uid = fs::metadata(&directory).ok()?.uid();
+    let stat = Stat::from_file(directory.join("stat")).ok()?;
+    let gone = matches!(stat.state, 'Z' | 'X' | 'x');
+    (!gone && stat.pid == pid).then_some(Running {
+        id: ProcessId {
+            pid,
+            start_ticks: stat.starttime,
+        },
+        uid,
+        stopped: matches!(stat.state, 'T' | 't'),
+        parent: stat.ppid,
+        group: stat.pgrp,
+    })
+}
+
+/// The process `id`, if it still runs: the pid alone may have been given to another one.
+pub fn still_running(host: &Host, id: ProcessId) -> Option<Running> {
+    running(host, id.pid).filter(|found| found.id == id)
+}
+
+/// One variable of the environment that a process was started with, where we may read it.
+pub fn variable_of(host: &Host, pid: i32, key: &str) -> Option<String> {
+    let environ = fs::read(proc_path(host, pid, "environ")).ok()?;
+    environ
+        .split(|byte| *byte == 0)
+        .filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('='))
+        .find(|(name, _)| *name == key)
+        .map(|(_, value)| value.to_owned())
+}
+
+/// The file name of the program that a process was called as. `comm` would not do: it is cut to 15 letters, and
+/// NVIDIA's control program and server then have the same.
+pub fn program_name(host: &Host, pid: i32) -> Option<String> {
+    let line = fs::read(proc_path(host, pid, "cmdline")).ok()?;
+    let program = line.split(|byte| *byte == 0).next()?;
+    let program = std::str::from_utf8(program).ok()?;
+    Some(program.rsplit('/').next()?.to_owned())
+}
+
+/// The pids of a process's running children.
+pub fn children_of(host: &Host, pid: i32) -> Vec<i32> {
+    all(host)
+        .filter(|process| process.parent == pid)
+        .map(|process| process.id.pid)
+        .collect()
+}
+
+/// The running processes of a process group. Used for what a failed call left behind.
+pub fn members_of_group(host: &Host, group: i32) -> Vec<Running> {
+    all(host)
+        .filter(|process| process.group == group && process.uid == host.uid)
+        .collect()
+}
+
+fn all(host: &Host) -> impl Iterator<Item = Running> {
+    fs::read_dir(host.root.at("/proc"))
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter_map(|pid| running(host, pid))
+}
+
+/// Where we are, for comparing with a record.
+pub fn place(host: &Host) -> Place {
+    let line = |path: &str| {
+        let text = fs::read_to_string(host.root.at(path)).ok()?;
+        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+    };
+    let namespace = fs::read_link(host.root.at("/proc/self/ns/pid")).ok();
+    Place {
+        // The Python command writes this word where a machine has no name.
+        host: line("/proc/sys/kernel/hostname").unwrap_or_else(|| "unknown-host".to_owned()),
+        boot_id: line("/proc/sys/kernel/random/boot_id"),
+        pid_namespace: namespace.and_then(|link| {
+            let text = link.to_str()?;
+            text.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
+        }),
+    }
+}
+
+/// A hold on one process: signals reach it or nobody, even if its number is given away meanwhile.
+pub struct Handle {
+    pidfd: OwnedFd,
+    id: ProcessId,
+}
+
+impl Handle {
+    /// Takes hold of `id`; `None` if it is gone.
+    pub fn of(host: &Host, id: ProcessId) -> io::Result<Option<Self>> {
+        if !host.root.is_this_machine() {
+            return Err(io::Error::other("the pid is of another machine"));
+        }
+        let Some(pid) = Pid::from_raw(id.pid) else {
+            return Ok(None);
+        };
+        let pidfd = match pidfd_open(pid, PidfdFlags::empty()) {
+            Ok(pidfd) => pidfd,
+            Err(rustix::io::Errno::SRCH) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        // Looked at after the pidfd exists: what matches now is what the pidfd holds.
+        Ok(still_running(host, id).map(|_| Self { pidfd, id }))
+    }
+
+    /// Asks the process to end (SIGTERM), also if it is stopped.
+    pub fn terminate(&self) -> io::Result<()> {
+        self.signal(Signal::TERM)?;
+        self.signal(Signal::CONT)
+    }
+
+    /// Ends the process without asking (SIGKILL).
+    pub fn kill(&self) -> io::Result<()> {
+        self.signal(Signal::KILL)
+    }
+
+    fn signal(&self, signal: Signal) -> io::Result<()> {
+        match pidfd_send_signal(&self.pidfd, signal) {
+            Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Waits until the process is gone or a zombie; `false` if it is neither after `limit`.
+    pub fn wait(&self, host: &Host, limit: Duration) -> bool {
+        let deadline = host.clock.monotonic() + limit;
+        loop {
+            let left = deadline.saturating_sub(host.clock.monotonic());
+            let timeout =
+                PollTimeout::try_from(left + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+            let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, timeout) {
+                Ok(1..) => return true,
+                Ok(_) if left.is_zero() => return false,
+                Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+                Err(_) => return still_running(host, self.id).is_none(),
+            }
+        }
+    }
+}
+
+/// Behaves as if somebody had sent us SIGTERM: the foreground program gets it.
+pub fn terminate_ourselves() {
+    // To the process and not to the thread, so that whoever waits for signals sees it. Signalling oneself cannot fail.
+    let _ = nix::sys::signal::kill(nix::unistd::getpid(), nix::sys::signal::Signal::SIGTERM);
+}

@@ -1,0 +1,393 @@
+//! The record of a daemon as a value: what `daemon.json` says, in the format of the Python command, and what the
+//! daemon's clients must have in their environment.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::gpu::GpuUuid;
+
+/// A daemon's label: `[a-z0-9][a-z0-9-]{0,63}`, so that it is safe as a directory name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DaemonName(String);
+
+/// The text is not a daemon name.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a daemon name")]
+pub struct NameError(pub String);
+
+impl DaemonName {
+    /// The name as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The name used where none is given: the complete UUID, so that no two GPUs share one.
+    pub fn for_gpu(uuid: &GpuUuid) -> Result<Self, NameError> {
+        format!("gpu-{}", uuid.bare()).parse()
+    }
+}
+
+impl FromStr for DaemonName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let letter = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+        let valid = (1..=64).contains(&text.len())
+            && text.bytes().all(|byte| letter(byte) || byte == b'-')
+            && !text.starts_with('-');
+        if valid {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(NameError(text.to_owned()))
+        }
+    }
+}
+
+impl fmt::Display for DaemonName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// A process that cannot be mistaken for another one on this machine: a pid is used again, a pid with its start time
+/// is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProcessId {
+    /// The number, in the pid namespace of whoever wrote it down.
+    pub pid: i32,
+    /// Field 22 of `/proc/<pid>/stat`: clock ticks after boot at which the process began.
+    pub start_ticks: u64,
+}
+
+impl fmt::Display for ProcessId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pid {}", self.pid)
+    }
+}
+
+/// How a daemon's GPUs relate to the tasks that use them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TopologyMode {
+    /// One daemon, one GPU.
+    SingleGpu,
+    /// One daemon over the several GPUs of one task.
+    SingleTaskMultiGpu,
+    /// One daemon for each GPU.
+    TaskPerGpu,
+}
+
+impl TopologyMode {
+    /// All modes, in the order in which they are reported.
+    pub const ALL: [Self; 3] = [Self::SingleGpu, Self::SingleTaskMultiGpu, Self::TaskPerGpu];
+
+    /// The mode as records spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::SingleGpu => "single_gpu",
+            Self::SingleTaskMultiGpu => "single_task_multi_gpu",
+            Self::TaskPerGpu => "task_per_gpu",
+        }
+    }
+}
+
+/// The machine that a record speaks of, as far as a process can know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// `/proc/sys/kernel/hostname`.
+    pub host: String,
+    /// `/proc/sys/kernel/random/boot_id`: new at each boot, the same in all containers of one kernel.
+    pub boot_id: Option<String>,
+    /// The inode of `/proc/self/ns/pid`: pids mean something only within one pid namespace.
+    pub pid_namespace: Option<u64>,
+}
+
+/// A daemon that we started. Without a record nothing may be stopped.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DaemonRecord {
+    /// The label, which is the name of the record's directory.
+    pub name: DaemonName,
+    /// The user the daemon runs as.
+    pub uid: u32,
+    /// Where it runs. Records of the Python command know only the host.
+    pub place: Place,
+    /// How its GPUs are used.
+    pub topology_mode: TopologyMode,
+    /// The GPUs it serves, at least one.
+    pub gpu_uuids: Vec<GpuUuid>,
+    /// `CUDA_MPS_PIPE_DIRECTORY`, absolute.
+    pub pipe_directory: PathBuf,
+    /// `CUDA_MPS_LOG_DIRECTORY`, absolute.
+    pub log_directory: PathBuf,
+    /// The daemon's process.
+    pub process: ProcessId,
+    /// Seconds since 1970 at which the record was written.
+    pub created_at: f64,
+    /// Fields that we do not know, kept as they were.
+    pub unknown: Map<String, Value>,
+}
+
+/// The JSON form. Types are strict: a text where a list belongs would otherwise be taken apart into letters.
+#[derive(Serialize, Deserialize)]
+struct Fields {
+    created_at: f64,
+    gpu_uuids: Vec<GpuUuid>,
+    host: String,
+    log_directory: PathBuf,
+    pid: i32,
+    pipe_directory: PathBuf,
+    process_start_ticks: u64,
+    topology_mode: TopologyMode,
+    uid: u32,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    boot_id: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pid_namespace: Option<u64>,
+    #[serde(flatten)]
+    unknown: Map<String, Value>,
+}
+
+impl DaemonRecord {
+    /// Reads a record file's content. The name is that of the directory; a `name` inside is not looked at.
+    pub fn from_json(name: DaemonName, content: &[u8]) -> Result<Self, String> {
+        let value: Value = serde_json::from_slice(content).map_err(|error| error.to_string())?;
+        if !value.is_object() {
+            return Err("not a JSON object".to_owned());
+        }
+        let mut fields: Fields =
+            serde_json::from_value(value).map_err(|error| error.to_string())?;
+        fields.unknown.remove("name");
+        if fields.gpu_uuids.is_empty() {
+            return Err("gpu_uuids is empty".to_owned());
+        }
+        if fields.pid <= 0 {
+            return Err(format!("pid {} is not a process", fields.pid));
+        }
+        for directory in [&fields.pipe_directory, &fields.log_directory] {
+            if !directory.is_absolute() || directory.as_os_str().as_encoded_bytes().contains(&0) {
+                return Err(format!("{directory:?} is not an absolute path"));
+            }
+        }
+        Ok(Self {
+            name,
+            uid: fields.uid,
+            place: Place {
+                host: fields.host,
+                boot_id: fields.boot_id,
+                pid_namespace: fields.pid_namespace,
+            },
+            topology_mode: fields.topology_mode,
+            gpu_uuids: fields.gpu_uuids,
+            pipe_directory: fields.pipe_directory,
+            log_directory: fields.log_directory,
+            process: ProcessId {
+                pid: fields.pid,
+                start_ticks: fields.process_start_ticks,
+            },
+            created_at: fields.created_at,
+            unknown: fields.unknown,
+        })
+    }
+
+    /// The record as an object, keys sorted, as the file holds it and as `start` and `stop` print it.
+    pub fn to_json(&self) -> Value {
+        let fields = Fields {
+            created_at: self.created_at,
+            gpu_uuids: self.gpu_uuids.clone(),
+            host: self.place.host.clone(),
+            log_directory: self.log_directory.clone(),
+            pid: self.process.pid,
+            pipe_directory: self.pipe_directory.clone(),
+            process_start_ticks: self.process.start_ticks,
+            topology_mode: self.topology_mode,
+            uid: self.uid,
+            boot_id: self.place.boot_id.clone(),
+            pid_namespace: self.place.pid_namespace,
+            unknown: self.unknown.clone(),
+        };
+        // Only a path that is not Unicode cannot be written, and such paths are refused before a record exists.
+        let mut value = serde_json::to_value(fields).unwrap_or_default();
+        value["name"] = self.name.as_str().into();
+        value
+    }
+
+    /// `GPU-…,GPU-…`, as `CUDA_VISIBLE_DEVICES` and the plain lines spell the daemon's GPUs.
+    pub fn gpu_list(&self) -> String {
+        let uuids: Vec<&str> = self.gpu_uuids.iter().map(GpuUuid::as_str).collect();
+        uuids.join(",")
+    }
+
+    /// What a client of this daemon must have in its environment, in the order in which `env` prints it.
+    pub fn client_environment(&self) -> [(&'static str, String); 3] {
+        let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+        [
+            ("CUDA_VISIBLE_DEVICES", self.gpu_list()),
+            ("CUDA_MPS_PIPE_DIRECTORY", text(&self.pipe_directory)),
+            ("CUDA_MPS_LOG_DIRECTORY", text(&self.log_directory)),
+        ]
+    }
+}
+
+/// Where a record belongs, seen from here. Decides whether its pid may be looked up at all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Belongs {
+    /// This machine, this boot, this pid namespace: the pid means something.
+    Here,
+    /// This machine, but before its last boot: the process is certainly gone.
+    OtherBoot,
+    /// Another machine, as far as can be told.
+    OtherHost,
+    /// This machine and boot, but another pid namespace: the pid means nothing here.
+    OtherPidNamespace,
+}
+
+impl DaemonRecord {
+    /// Compares the record's place with `here`. The boot decides where both sides know it, since it is the same in
+    /// all containers of a machine and survives a renamed host; the host name decides otherwise.
+    pub fn belongs(&self, here: &Place) -> Belongs {
+        let same_host = self.place.host == here.host;
+        match (&self.place.boot_id, &here.boot_id) {
+            (Some(then), Some(now)) if then == now => {
+                match (self.place.pid_namespace, here.pid_namespace) {
+                    (Some(theirs), Some(ours)) if theirs != ours => Belongs::OtherPidNamespace,
+                    _ => Belongs::Here,
+                }
+            }
+            (Some(_), Some(_)) if same_host => Belongs::OtherBoot,
+            _ if same_host => Belongs::Here,
+            _ => Belongs::OtherHost,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name() -> DaemonName {
+        "a".parse().unwrap()
+    }
+
+    const WRITTEN_BY_THE_REFERENCE: &str = r#"{
+  "created_at": 1700000000.5,
+  "gpu_uuids": [
+    "GPU-0a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c40"
+  ],
+  "host": "node1",
+  "log_directory": "/tmp/uni-cumps/a/log",
+  "name": "a",
+  "pid": 4242,
+  "pipe_directory": "/tmp/uni-cumps/a/pipe",
+  "process_start_ticks": 777,
+  "topology_mode": "single_gpu",
+  "uid": 0
+}
+"#;
+
+    fn reference() -> DaemonRecord {
+        DaemonRecord::from_json(name(), WRITTEN_BY_THE_REFERENCE.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn names_are_labels_and_never_paths() {
+        for text in ["a", "a-b-", "0", &"x".repeat(64)] {
+            assert!(text.parse::<DaemonName>().is_ok(), "{text}");
+        }
+        for text in [
+            "",
+            "A",
+            "-x",
+            "a_b",
+            "a/b",
+            "../x",
+            "a\n",
+            ".stale",
+            "é",
+            " a",
+            "a.b",
+            &"x".repeat(65),
+        ] {
+            assert!(text.parse::<DaemonName>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_record_of_the_reference_comes_back_as_it_was() {
+        let expected: Value = serde_json::from_str(WRITTEN_BY_THE_REFERENCE).unwrap();
+        assert_eq!(reference().to_json(), expected);
+    }
+
+    #[test]
+    fn unknown_fields_are_kept_and_the_directory_names_the_daemon() {
+        let mut value: Value = serde_json::from_str(WRITTEN_BY_THE_REFERENCE).unwrap();
+        value["name"] = "other".into();
+        value["added_later"] = serde_json::json!({"deep": [1, 2]});
+        let record = DaemonRecord::from_json(name(), value.to_string().as_bytes()).unwrap();
+        assert_eq!(record.name, name());
+        assert_eq!(record.to_json()["added_later"], value["added_later"]);
+        assert_eq!(record.to_json()["name"], "a");
+    }
+
+    #[test]
+    fn wrong_types_are_refused_one_by_one() {
+        for (key, wrong) in [
+            ("pid", serde_json::json!("4242")),
+            ("pid", serde_json::json!(4242.0)),
+            ("pid", serde_json::json!(true)),
+            ("pid", serde_json::json!(0)),
+            ("pid", serde_json::json!(-1)),
+            ("uid", serde_json::json!(-1)),
+            (
+                "gpu_uuids",
+                serde_json::json!("GPU-0a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c40"),
+            ),
+            ("gpu_uuids", serde_json::json!([])),
+            ("gpu_uuids", serde_json::json!(["0"])),
+            ("gpu_uuids", serde_json::json!(null)),
+            ("pipe_directory", serde_json::json!("pipe")),
+            ("pipe_directory", serde_json::json!("/tmp/\u{0}")),
+            ("created_at", serde_json::json!("now")),
+            ("topology_mode", serde_json::json!("other")),
+            ("host", serde_json::json!(1)),
+        ] {
+            let mut value: Value = serde_json::from_str(WRITTEN_BY_THE_REFERENCE).unwrap();
+            value[key] = wrong.clone();
+            let read = DaemonRecord::from_json(name(), value.to_string().as_bytes());
+            assert!(read.is_err(), "{key}: {wrong}");
+        }
+        let deep = "[".repeat(100_000);
+        for text in ["", "{", "[]", "null", "\"text\"", "\0\0\0", &deep] {
+            assert!(DaemonRecord::from_json(name(), text.as_bytes()).is_err());
+        }
+    }
+
+    #[test]
+    fn the_boot_decides_where_a_record_belongs() {
+        let place = |host: &str, boot: Option<&str>, namespace| Place {
+            host: host.to_owned(),
+            boot_id: boot.map(str::to_owned),
+            pid_namespace: namespace,
+        };
+        let here = place("node1", Some("b1"), Some(1));
+        for (then, belongs) in [
+            (place("node1", Some("b1"), Some(1)), Belongs::Here),
+            (place("renamed", Some("b1"), Some(1)), Belongs::Here),
+            (place("node1", Some("b0"), Some(1)), Belongs::OtherBoot),
+            (place("node2", Some("b2"), Some(1)), Belongs::OtherHost),
+            (
+                place("node1", Some("b1"), Some(2)),
+                Belongs::OtherPidNamespace,
+            ),
+            (place("node1", None, None), Belongs::Here),
+            (place("node2", None, None), Belongs::OtherHost),
+        ] {
+            let mut record = reference();
+            record.place = then.clone();
+            assert_eq!(record.belongs(&here), belongs, "{then:?}");
+        }
+    }
+}

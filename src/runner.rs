@@ -1,0 +1,424 @@
+//! Calling other programs: a call is a value, and `CommandRunner` is the one way to make it happen.
+
+use std::ffi::{CString, OsString};
+use std::fs::File;
+use std::io::{self, Read, Seek};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::PathBuf;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, PosixSpawnFlags, posix_spawn};
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use nix::sys::signal::{SigSet, Signal, killpg};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid, waitpid};
+use nix::unistd::{Pid, getpid};
+
+/// One call of another program.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Invocation {
+    /// Why it is called, for people.
+    pub purpose: &'static str,
+    /// The program's absolute path.
+    pub program: PathBuf,
+    /// Arguments behind the program's name.
+    pub args: Vec<OsString>,
+    /// The whole environment of the call.
+    pub env: Vec<(OsString, OsString)>,
+    /// What the program reads, and then the end of the file.
+    pub stdin: Vec<u8>,
+    /// What happens with its output, and how long it may take.
+    pub mode: Mode,
+}
+
+/// How a call relates to us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// The output is collected; after the time the program and the processes it started are ended.
+    Captured(Duration),
+    /// The program lives as long as it likes. Its output goes to our stderr, and SIGINT, SIGTERM and SIGHUP that reach
+    /// us are passed on to it.
+    Foreground,
+}
+
+/// How a program ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Status {
+    /// Its exit status.
+    Exited(i32),
+    /// The number of the signal that ended it.
+    Signaled(i32),
+}
+
+impl Status {
+    /// Whether the program exited with 0.
+    pub fn success(self) -> bool {
+        self == Self::Exited(0)
+    }
+
+    /// The status as a shell reports it: a signal is 128 and its number.
+    pub fn shell_code(self) -> u8 {
+        match self {
+            Self::Exited(code) => u8::try_from(code).unwrap_or(1),
+            Self::Signaled(number) => u8::try_from(128 + number).unwrap_or(1),
+        }
+    }
+}
+
+/// A call that ended. A status other than 0 is not an error here: only the caller knows whether it is bad.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// How it ended.
+    pub status: Status,
+    /// Standard output, with what is not UTF-8 replaced. Empty for a foreground call.
+    pub stdout: String,
+    /// Standard error, likewise.
+    pub stderr: String,
+    /// The process group that the call ran in. Processes that it left behind are in it unless they left it.
+    pub process_group: i32,
+}
+
+impl Finished {
+    /// What the program said, on either stream, without the blanks around it.
+    pub fn said(&self) -> String {
+        let parts = [self.stderr.trim(), self.stdout.trim()];
+        parts
+            .into_iter()
+            .filter(|part| !part.is_empty())
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+}
+
+/// Why a call did not end by itself.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// It could not be started.
+    #[error("{0}")]
+    Spawn(#[source] io::Error),
+    /// It did not end within its time and was ended.
+    #[error("it did not finish within {} s", .0.as_secs())]
+    TimedOut(Duration),
+    /// We were asked to end by this signal; the program was ended.
+    #[error("interrupted by signal {0}")]
+    Interrupted(i32),
+}
+
+/// Makes calls happen.
+pub trait CommandRunner: Sync {
+    /// Makes one call and waits for its end.
+    fn run(&self, call: &Invocation) -> Result<Finished, RunError>;
+}
+
+/// Makes calls happen on this machine.
+///
+/// The output goes through memory files and not through pipes: a daemon that the program leaves behind would keep a
+/// pipe open. A child runs in its own process group with default signal handling, and none of our descriptors, nor of
+/// those that we inherited, reaches it.
+pub struct SystemRunner {
+    signals: SignalFd,
+    child_mask: SigSet,
+    /// The calls in progress, whose ends belong to whoever made them.
+    calls: Mutex<Vec<Pid>>,
+}
+
+/// What a captured program may print; the rest is dropped.
+const OUTPUT_LIMIT: u64 = 4 << 20;
+
+impl SystemRunner {
+    /// Takes over SIGINT, SIGTERM and SIGHUP: from now on they end the call in progress, so that the caller can clean
+    /// up, or reach the foreground program. A signal that is ignored, as SIGHUP is under nohup, stays ignored.
+    pub fn new() -> io::Result<Self> {
+        let ignored = ignored_signals();
+        let mut ours = SigSet::empty();
+        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+            if ignored & (1 << (signal as u64 - 1)) == 0 {
+                ours.add(signal);
+            }
+        }
+        let child_mask = SigSet::thread_get_mask()?;
+        ours.thread_block()?;
+        let signals = SignalFd::with_flags(&ours, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        Ok(Self {
+            signals,
+            child_mask,
+            calls: Mutex::new(Vec::new()),
+        })
+    }
+
+    fn pending_signal(&self) -> Option<i32> {
+        let info = self.signals.read_signal().ok()??;
+        i32::try_from(info.ssi_signo).ok()
+    }
+
+    /// Waits until `child` ends, a signal arrives or `until` is there.
+    fn wait(&self, child: &Child, until: Option<Instant>) -> Event {
+        loop {
+            if let Some(signal) = self.pending_signal() {
+                return Event::Signal(signal);
+            }
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            if child.has_ended() {
+                return Event::Ended;
+            }
+            if left == Some(Duration::ZERO) {
+                return Event::TimeIsUp;
+            }
+            let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            // Kernels before 5.3 have no pidfd: look again every few milliseconds.
+            let mut longest = Duration::from_millis(5);
+            if let Some(pidfd) = &child.pidfd {
+                fds.push(PollFd::new(pidfd.as_fd(), PollFlags::POLLIN));
+                longest = Duration::from_secs(3600);
+            }
+            if getpid() == Pid::from_raw(1) {
+                self.reap_orphans();
+                longest = longest.min(Duration::from_secs(1));
+            }
+            let nap = left.unwrap_or(longest).min(longest) + Duration::from_millis(1);
+            let timeout = PollTimeout::try_from(nap).unwrap_or(PollTimeout::MAX);
+            // An interrupted poll is only another look.
+            let _ = poll(&mut fds, timeout);
+        }
+    }
+
+    /// As the first process of a container we inherit every orphan; nobody else would reap them.
+    fn reap_orphans(&self) {
+        let calls = self.calls();
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        while let Ok(status) = waitid(Id::All, flags) {
+            match status.pid() {
+                Some(pid) if !calls.contains(&pid) => {
+                    let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG));
+                }
+                _ => return,
+            }
+        }
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Vec<Pid>> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reap(&self, child: &Child) -> Result<Status, RunError> {
+        let status = child.reap().map_err(RunError::Spawn);
+        self.calls().retain(|pid| *pid != child.pid);
+        status
+    }
+}
+
+enum Event {
+    Ended,
+    Signal(i32),
+    TimeIsUp,
+}
+
+struct Child {
+    pid: Pid,
+    pidfd: Option<OwnedFd>,
+}
+
+impl Child {
+    fn has_ended(&self) -> bool {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+        !matches!(
+            waitid(Id::Pid(self.pid), flags),
+            Ok(WaitStatus::StillAlive) | Err(nix::errno::Errno::EINTR)
+        )
+    }
+
+    /// Ends the program and what is left of its process group. The leader is not reaped yet, so that the group's
+    /// number cannot belong to anybody else.
+    fn end_group(&self) {
+        let _ = killpg(self.pid, Signal::SIGKILL);
+    }
+
+    fn reap(&self) -> io::Result<Status> {
+        loop {
+            match waitpid(self.pid, None) {
+                Ok(WaitStatus::Exited(_, code)) => return Ok(Status::Exited(code)),
+                Ok(WaitStatus::Signaled(_, signal, _)) => {
+                    return Ok(Status::Signaled(signal as i32));
+                }
+                Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+}
+
+fn ignored_signals() -> u64 {
+    procfs::process::Process::myself()
+        .and_then(|process| process.status())
+        .map_or(0, |status| status.sigign)
+}
+
+fn c_string(bytes: &[u8]) -> io::Result<CString> {
+    CString::new(bytes)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "a NUL byte in the call"))
+}
+
+/// A file without a name, in memory: it needs no directory, and a full disk does not touch it.
+fn memory_file(content: &[u8]) -> io::Result<File> {
+    let mut file = File::from(memfd_create(c"uni-cumps", MFdFlags::MFD_CLOEXEC)?);
+    io::Write::write_all(&mut file, content)?;
+    file.rewind()?;
+    Ok(file)
+}
+
+fn text(mut file: File) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    file.rewind()?;
+    file.take(OUTPUT_LIMIT).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// Every descriptor above 2 that is open here. NVIDIA's daemon keeps what it inherits, so a caller's lock would stay
+/// held and a caller's `$(…)` would hang.
+fn open_descriptors() -> io::Result<Vec<i32>> {
+    let numbers = std::fs::read_dir("/proc/self/fd")?
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|&number: &i32| number > 2);
+    Ok(numbers.collect())
+}
+
+impl SystemRunner {
+    fn spawn(
+        &self,
+        call: &Invocation,
+        stdin: BorrowedFd<'_>,
+        stdout: BorrowedFd<'_>,
+        stderr: BorrowedFd<'_>,
+    ) -> io::Result<Child> {
+        let mut actions = PosixSpawnFileActions::init()?;
+        // In two steps, since one of the three may itself be a descriptor of 0 to 2.
+        let inherited = open_descriptors()?;
+        let first_free = inherited.iter().max().copied().unwrap_or(2).max(2) + 1;
+        let streams = [stdin, stdout, stderr];
+        for (target, stream) in (first_free..).zip(streams) {
+            actions.add_dup2(stream.as_raw_fd(), target)?;
+        }
+        for (target, source) in (0..3).zip(first_free..) {
+            actions.add_dup2(source, target)?;
+            actions.add_close(source)?;
+        }
+        for descriptor in inherited {
+            actions.add_close(descriptor)?;
+        }
+
+        let mut attributes = PosixSpawnAttr::init()?;
+        attributes.set_flags(
+            PosixSpawnFlags::POSIX_SPAWN_SETPGROUP
+                | PosixSpawnFlags::POSIX_SPAWN_SETSIGMASK
+                | PosixSpawnFlags::POSIX_SPAWN_SETSIGDEF,
+        )?;
+        attributes.set_pgroup(Pid::from_raw(0))?;
+        attributes.set_sigmask(&self.child_mask)?;
+        // Rust ignores SIGPIPE for itself; a child expects the default.
+        let mut defaults = SigSet::empty();
+        defaults.add(Signal::SIGPIPE);
+        attributes.set_sigdefault(&defaults)?;
+
+        let program = c_string(call.program.as_os_str().as_bytes())?;
+        // The program's own name, as a shell would pass it: `/proc/<pid>/cmdline` shows it for the daemon's life.
+        let name = call.program.file_name().unwrap_or_default();
+        let mut argv = vec![c_string(name.as_bytes())?];
+        for argument in &call.args {
+            argv.push(c_string(argument.as_bytes())?);
+        }
+        let environment = call
+            .env
+            .iter()
+            .map(|(key, value)| {
+                let mut entry = key.clone().into_vec();
+                entry.push(b'=');
+                entry.extend_from_slice(value.as_bytes());
+                c_string(&entry)
+            })
+            .collect::<io::Result<Vec<_>>>()?;
+        // Held across the spawn: a child that ends at once must not be taken for an orphan.
+        let mut calls = self.calls();
+        let pid = posix_spawn(
+            program.as_c_str(),
+            &actions,
+            &attributes,
+            &argv,
+            &environment,
+        )?;
+        calls.push(pid);
+        drop(calls);
+        let pidfd = rustix::process::Pid::from_raw(pid.as_raw()).and_then(|pid| {
+            rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).ok()
+        });
+        Ok(Child { pid, pidfd })
+    }
+
+    fn capture(&self, call: &Invocation, limit: Duration) -> Result<Finished, RunError> {
+        if let Some(signal) = self.pending_signal() {
+            return Err(RunError::Interrupted(signal));
+        }
+        let stdin = memory_file(&call.stdin).map_err(RunError::Spawn)?;
+        let stdout = memory_file(b"").map_err(RunError::Spawn)?;
+        let stderr = memory_file(b"").map_err(RunError::Spawn)?;
+        let child = self
+            .spawn(call, stdin.as_fd(), stdout.as_fd(), stderr.as_fd())
+            .map_err(RunError::Spawn)?;
+        let stopped_early = match self.wait(&child, Some(Instant::now() + limit)) {
+            Event::Ended => None,
+            Event::TimeIsUp => Some(RunError::TimedOut(limit)),
+            Event::Signal(number) => Some(RunError::Interrupted(number)),
+        };
+        if stopped_early.is_some() {
+            child.end_group();
+        }
+        let status = self.reap(&child)?;
+        if let Some(error) = stopped_early {
+            return Err(error);
+        }
+        Ok(Finished {
+            status,
+            stdout: text(stdout).map_err(RunError::Spawn)?,
+            stderr: text(stderr).map_err(RunError::Spawn)?,
+            process_group: child.pid.as_raw(),
+        })
+    }
+
+    fn foreground(&self, call: &Invocation) -> Result<Finished, RunError> {
+        let stdin = memory_file(&call.stdin).map_err(RunError::Spawn)?;
+        let ours = io::stderr();
+        let child = self
+            .spawn(call, stdin.as_fd(), ours.as_fd(), ours.as_fd())
+            .map_err(RunError::Spawn)?;
+        loop {
+            match self.wait(&child, None) {
+                Event::Ended => break,
+                Event::TimeIsUp => {}
+                Event::Signal(number) => {
+                    // Not reaped yet, so the number is still our child's.
+                    if let Ok(signal) = Signal::try_from(number) {
+                        let _ = nix::sys::signal::kill(child.pid, signal);
+                    }
+                }
+            }
+        }
+        let status = self.reap(&child)?;
+        Ok(Finished {
+            status,
+            stdout: String::new(),
+            stderr: String::new(),
+            process_group: child.pid.as_raw(),
+        })
+    }
+}
+
+impl CommandRunner for SystemRunner {
+    fn run(&self, call: &Invocation) -> Result<Finished, RunError> {
+        match call.mode {
+            Mode::Captured(limit) => self.capture(call, limit),
+            Mode::Foreground => self.foreground(call),
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! The only file that prints: lines, tables, colours, JSON, failures. Nothing from outside reaches a terminal raw.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+
+use crate::error::Error;
+
+/// How a cell or a line is to be taken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tone {
+    /// Neither good nor bad.
+    Plain,
+    /// As it should be.
+    Good,
+    /// Worth a look.
+    Doubtful,
+    /// Wrong.
+    Bad,
+    /// Beside the point.
+    Faint,
+}
+
+impl Tone {
+    fn code(self) -> &'static str {
+        match self {
+            Self::Plain => "",
+            Self::Good => "\x1b[32m",
+            Self::Doubtful => "\x1b[33m",
+            Self::Bad => "\x1b[31m",
+            Self::Faint => "\x1b[2m",
+        }
+    }
+}
+
+/// One cell of a table.
+pub type Cell = (String, Tone);
+
+/// A cell without a tone.
+pub fn plain(text: impl ToString) -> Cell {
+    (text.to_string(), Tone::Plain)
+}
+
+/// The two streams of a command.
+pub struct Ui<'w> {
+    out: &'w mut dyn Write,
+    err: &'w mut dyn Write,
+    out_is_terminal: bool,
+    err_is_terminal: bool,
+    color: bool,
+    failure: Option<io::Error>,
+}
+
+impl<'w> Ui<'w> {
+    /// Prints to these streams. Colour is for terminals only, and `NO_COLOR` or `TERM=dumb` turns it off.
+    pub fn new(
+        (out, out_is_terminal): (&'w mut dyn Write, bool),
+        (err, err_is_terminal): (&'w mut dyn Write, bool),
+        color: bool,
+    ) -> Self {
+        Self {
+            out,
+            err,
+            out_is_terminal,
+            err_is_terminal,
+            color,
+            failure: None,
+        }
+    }
+
+    /// Whether a person reads standard output.
+    pub fn for_people(&self) -> bool {
+        self.out_is_terminal
+    }
+
+    /// One line of output.
+    pub fn line(&mut self, text: impl AsRef<str>) {
+        let text = printable(text.as_ref());
+        self.write_out(&format!("{text}\n"));
+    }
+
+    /// Lines of shell code. For a shell they must be exact; on a terminal they are only looked at.
+    pub fn code(&mut self, lines: &[String]) {
+        for line in lines {
+            if self.out_is_terminal {
+                self.line(line);
+            } else {
+                self.write_out(&format!("{line}\n"));
+            }
+        }
+    }
+
+    /// A JSON document.
+    pub fn json(&mut self, value: &Value) {
+        self.write_out(&json_text(value));
+    }
+
+    /// A table with a heading, its columns aligned.
+    pub fn table(&mut self, heading: &[&str], rows: &[Vec<Cell>]) {
+        let head: Vec<Cell> = heading
+            .iter()
+            .map(|title| ((*title).to_owned(), Tone::Faint))
+            .collect();
+        let all: Vec<Vec<Cell>> = std::iter::once(&head)
+            .chain(rows)
+            .map(|row| {
+                row.iter()
+                    .map(|(text, tone)| (printable(text), *tone))
+                    .collect()
+            })
+            .collect();
+        let width = |column: usize| {
+            let cells = all.iter().filter_map(|row| row.get(column));
+            cells
+                .map(|(text, _)| text.chars().count())
+                .max()
+                .unwrap_or(0)
+        };
+        for row in &all {
+            let mut line = String::new();
+            for (column, (text, tone)) in row.iter().enumerate() {
+                let padding = match column + 1 == row.len() {
+                    true => 0,
+                    false => width(column) - text.chars().count() + 2,
+                };
+                line.push_str(&self.toned(text, *tone, self.out_is_terminal));
+                line.push_str(&" ".repeat(padding));
+            }
+            self.write_out(&format!("{line}\n"));
+        }
+    }
+
+    /// A line with a word of some tone in front, for people.
+    pub fn verdict(&mut self, word: &str, tone: Tone, text: &str) {
+        let word = self.toned(word, tone, self.out_is_terminal);
+        let text = printable(text);
+        self.write_out(&format!("{word} {text}\n"));
+    }
+
+    /// Something the user should know; on stderr, so that scripts do not stumble over it.
+    pub fn note(&mut self, text: impl AsRef<str>) {
+        self.message("note", Tone::Doubtful, text.as_ref());
+    }
+
+    /// What to type next; only for a person.
+    pub fn next_step(&mut self, text: impl AsRef<str>) {
+        if self.err_is_terminal {
+            self.message("next", Tone::Good, text.as_ref());
+        }
+    }
+
+    /// A failure: what, why, and what to type. With `json` it is also the one object on standard output.
+    pub fn failure(&mut self, error: &Error, json: bool) {
+        self.message("error", Tone::Bad, &error.to_string());
+        if let Some(cause) = error.cause() {
+            self.message("cause", Tone::Faint, &cause);
+        }
+        self.message("hint", Tone::Good, &error.hint());
+        if json {
+            self.json(&error_json(error));
+        }
+    }
+
+    /// What clap says of a command line, or its help.
+    pub fn usage(&mut self, error: &clap::Error) {
+        let color = self.color
+            && if error.use_stderr() {
+                self.err_is_terminal
+            } else {
+                self.out_is_terminal
+            };
+        let rendered = error.render();
+        let text = if color {
+            rendered.ansi().to_string()
+        } else {
+            printable_lines(&rendered.to_string())
+        };
+        if error.use_stderr() {
+            self.write_err(&text);
+        } else {
+            self.write_out(&text);
+        }
+    }
+
+    fn message(&mut self, word: &str, tone: Tone, text: &str) {
+        let word = self.toned(word, tone, self.err_is_terminal);
+        let text = printable_lines(text);
+        self.write_err(&format!("{word}: {text}\n"));
+    }
+
+    fn toned(&self, text: &str, tone: Tone, is_terminal: bool) -> String {
+        if self.color && is_terminal && tone != Tone::Plain {
+            format!("{}{text}\x1b[0m", tone.code())
+        } else {
+            text.to_owned()
+        }
+    }
+
+    fn write_out(&mut self, text: &str) {
+        if self.failure.is_none() {
+            let written = self.out.write_all(text.as_bytes());
+            self.failure = written.and_then(|()| self.out.flush()).err();
+        }
+    }
+
+    fn write_err(&mut self, text: &str) {
+        // Nobody could be told.
+        let _ = self.err.write_all(text.as_bytes());
+    }
+
+    /// Whether all output could be written. A reader that went away is no failure of ours; a full disk is.
+    pub fn delivered(&mut self) -> bool {
+        match self.failure.take() {
+            Some(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+                self.message(
+                    "error",
+                    Tone::Bad,
+                    &format!("the output could not be written: {error}"),
+                );
+                false
+            }
+            _ => true,
+        }
+    }
+}
+
+/// A failure as the object that `--json` prints.
+pub fn error_json(error: &Error) -> Value {
+    let message = match error.cause() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    };
+    serde_json::json!({
+        "error": {"code": error.code(), "message": message, "hint": error.hint()}
+    })
+}
+
+/// `text` on one line, with everything that a terminal would act on shown as an escape.
+pub fn printable(text: &str) -> String {
+    text.chars()
+        .fold(String::with_capacity(text.len()), |mut shown, letter| {
+            if is_inert(letter) {
+                shown.push(letter);
+            } else {
+                shown.extend(letter.escape_default());
+            }
+            shown
+        })
+}
+
+/// The same for a text of several lines.
+fn printable_lines(text: &str) -> String {
+    let lines: Vec<String> = text.split('\n').map(printable).collect();
+    lines.join("\n")
+}
+
+/// Neither a control character nor one that changes the direction of writing.
+fn is_inert(letter: char) -> bool {
+    !letter.is_control()
+        && !matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// JSON as Python's `json.dumps(value, indent=2, sort_keys=True)` writes it, with a newline at the end: ASCII only, so
+/// that it is inert on a terminal as well.
+pub fn json_text(value: &Value) -> String {
+    let mut bytes = Vec::new();
+    let mut serializer = Serializer::with_formatter(&mut bytes, AsciiFormatter::default());
+    // Writing a `Value` to memory does not fail.
+    let _ = value.serialize(&mut serializer);
+    bytes.push(b'\n');
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// serde_json's pretty form with everything outside of printable ASCII escaped.
+#[derive(Default)]
+struct AsciiFormatter(PrettyFormatter<'static>);
+
+impl Formatter for AsciiFormatter {
+    fn write_string_fragment<W: ?Sized + Write>(
+        &mut self,
+        writer: &mut W,
+        text: &str,
+    ) -> io::Result<()> {
+        for letter in text.chars() {
+            if letter.is_ascii() && !letter.is_ascii_control() {
+                writer.write_all(&[letter as u8])?;
+            } else {
+                for unit in letter.encode_utf16(&mut [0; 2]) {
+                    write!(writer, "\\u{unit:04x}")?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_array<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_array(writer)
+    }
+
+    fn end_array<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_array(writer)
+    }
+
+    fn begin_array_value<W: ?Sized + Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_array_value(writer, first)
+    }
+
+    fn end_array_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_array_value(writer)
+    }
+
+    fn begin_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object(writer)
+    }
+
+    fn end_object<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object(writer)
+    }
+
+    fn begin_object_key<W: ?Sized + Write>(
+        &mut self,
+        writer: &mut W,
+        first: bool,
+    ) -> io::Result<()> {
+        self.0.begin_object_key(writer, first)
+    }
+
+    fn begin_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.begin_object_value(writer)
+    }
+
+    fn end_object_value<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.0.end_object_value(writer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn json_is_written_as_python_writes_it() {
+        let value =
+            json!({"b": [], "a": {"text": "é\u{1f600}\u{7f}\n\u{9b}"}, "c": 1_700_000_000.5});
+        assert_eq!(
+            json_text(&value),
+            "{\n  \"a\": {\n    \"text\": \"\\u00e9\\ud83d\\ude00\\u007f\\n\\u009b\"\n  },\n  \"b\": [],\n  \"c\": 1700000000.5\n}\n"
+        );
+    }
+
+    #[test]
+    fn nothing_that_a_terminal_acts_on_is_printed() {
+        assert_eq!(
+            printable("a\x1b[31m\u{9b}b\r\n\u{202e}é"),
+            "a\\u{1b}[31m\\u{9b}b\\r\\n\\u{202e}é"
+        );
+    }
+
+    #[test]
+    fn tables_are_aligned_and_coloured_only_on_a_terminal() {
+        let rows = vec![vec![("live".to_owned(), Tone::Good), plain("x")]];
+        let print = |is_terminal, color| {
+            let (mut out, mut err) = (Vec::new(), Vec::new());
+            Ui::new((&mut out, is_terminal), (&mut err, is_terminal), color)
+                .table(&["STATE", "NAME"], &rows);
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(print(false, true), "STATE  NAME\nlive   x\n");
+        assert_eq!(print(true, false), "STATE  NAME\nlive   x\n");
+        assert_eq!(
+            print(true, true),
+            "\x1b[2mSTATE\x1b[0m  \x1b[2mNAME\x1b[0m\n\x1b[32mlive\x1b[0m   x\n"
+        );
+    }
+}

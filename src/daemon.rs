@@ -329,7 +329,7 @@ pub fn control_pipes(host: &Host, daemons: &[Observed]) -> Vec<Value> {
     directories.sort();
     directories.dedup();
     let pipe = |directory: &std::path::PathBuf| {
-        let kind = mps::control_socket(host, directory).kind()?;
+        let kind = mps::control_kind(host, directory)?;
         let names: Vec<&str> = daemons
             .iter()
             .filter(|daemon| daemon.record.pipe_directory == *directory)

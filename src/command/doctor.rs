@@ -33,7 +33,7 @@ struct Report {
 /// What is known about the daemon that answers.
 struct Sharing {
     pipe: PathBuf,
-    socket: Socket,
+    kind: Option<&'static str>,
     pipe_env: Option<String>,
     control_pid: Option<i32>,
     servers: Vec<i32>,
@@ -154,8 +154,8 @@ fn examine(host: &Host, daemons: &[Observed]) -> Result<Result<Sharing, String>,
         Keeper::Nobody | Keeper::Elsewhere | Keeper::Contradiction(_) => None,
     };
     Ok(Ok(Sharing {
+        kind: mps::control_kind(host, &pipe),
         pipe,
-        socket,
         pipe_env: pipe_env.map(|path| path.to_string_lossy().into_owned()),
         control_pid,
         servers,
@@ -168,7 +168,7 @@ impl Report {
             Ok(sharing) => json!({
                 "control_pid": sharing.control_pid,
                 "control_pipe": mps::control_path(&sharing.pipe),
-                "control_pipe_kind": sharing.socket.kind(),
+                "control_pipe_kind": sharing.kind,
                 "pipe_directory": sharing.pipe,
                 "pipe_directory_env": sharing.pipe_env,
                 "server_pid": sharing.servers.first(),

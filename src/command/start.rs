@@ -446,14 +446,15 @@ impl Start<'_> {
     /// The process of the daemon that has just answered.
     fn identify(&self) -> Result<Running, String> {
         let pipe = &self.directories.pipe;
-        let socket = mps::control_socket(self.host, pipe);
-        if !matches!(socket, Socket::Listening { .. } | Socket::Fifo) {
-            return Err(socket.describe(&mps::control_path(pipe)));
-        }
         let found = match mps::keeper(self.host, pipe) {
             Keeper::Process(process) => Some(process),
             // A wrapper that takes no lock, or a lock of another pid namespace.
-            Keeper::Nobody | Keeper::Elsewhere => mps::named_by_pid_file(self.host, pipe),
+            Keeper::Nobody | Keeper::Elsewhere if mps::control_kind(self.host, pipe).is_some() => {
+                mps::named_by_pid_file(self.host, pipe)
+            }
+            Keeper::Nobody | Keeper::Elsewhere => {
+                return Err(format!("there is no {:?}", mps::control_path(pipe)));
+            }
             Keeper::Contradiction(found) => return Err(found),
         };
         match found {

@@ -1,0 +1,381 @@
+//! Stand-ins for nvidia-smi and nvidia-cuda-mps-control: as much of them as uni-cumps can see, and the ways in which
+//! they go wrong.
+//!
+//! They look beside the name that they are called by. `gpus.csv` holds nvidia-smi's output. `control.conf` holds lines
+//! `key value` that make the control program misbehave (see `Conduct`). Every call is appended to `calls`: the
+//! program, its arguments, the MPS variables and what it read.
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Duration;
+
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc;
+use nix::sys::socket::{
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, connect, listen,
+    recv, send, socket,
+};
+
+pub(crate) const NVIDIA_SMI: &str = "nvidia-smi";
+pub(crate) const CONTROL: &str = "nvidia-cuda-mps-control";
+
+/// Tells our own child that it is the daemon and not the one who launches it.
+const IS_DAEMON: &str = "STAND_IN_IS_DAEMON";
+
+/// The name that we were called by, with its directory.
+fn called_as() -> PathBuf {
+    std::env::args_os()
+        .next()
+        .map(PathBuf::from)
+        .unwrap_or_default()
+}
+
+/// The directory of the name we were called by. A shell that finds a program on PATH passes only its name.
+fn beside() -> PathBuf {
+    let name = called_as();
+    if name.components().count() > 1 {
+        return name.parent().map(Path::to_owned).unwrap_or_default();
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .find(|directory| directory.join(&name).exists())
+        .unwrap_or_default()
+}
+
+fn record_call(stdin: &str) {
+    let name = called_as();
+    let name = name.file_name().unwrap_or_default().to_string_lossy();
+    let mut line = name.into_owned();
+    for argument in std::env::args().skip(1) {
+        line.push(' ');
+        line.push_str(&argument);
+    }
+    let mut variables: Vec<String> = std::env::vars()
+        .filter(|(key, _)| key.starts_with("CUDA_") && name_is_control())
+        .map(|(key, value)| format!("{key}={value}"))
+        .collect();
+    variables.sort();
+    for variable in variables {
+        line.push_str("\n    ");
+        line.push_str(&variable);
+    }
+    for text in stdin.lines() {
+        line.push_str("\n    < ");
+        line.push_str(text);
+    }
+    line.push('\n');
+    let calls = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(beside().join("calls"));
+    if let Ok(mut calls) = calls {
+        let _ = calls.write_all(line.as_bytes());
+    }
+}
+
+fn name_is_control() -> bool {
+    called_as().file_name() == Some(OsStr::new(CONTROL))
+}
+
+/// Prints `gpus.csv`.
+pub(crate) fn nvidia_smi() -> ExitCode {
+    record_call("");
+    match fs::read(beside().join("gpus.csv")) {
+        Ok(rows) => {
+            let _ = std::io::stdout().write_all(&rows);
+            ExitCode::SUCCESS
+        }
+        Err(_) => ExitCode::from(6),
+    }
+}
+
+/// How the control program behaves. Without an entry it behaves well.
+struct Conduct(HashMap<String, String>);
+
+impl Conduct {
+    fn read() -> Self {
+        let text = fs::read_to_string(beside().join("control.conf")).unwrap_or_default();
+        let entries = text.lines().filter_map(|line| line.split_once(' '));
+        Self(
+            entries
+                .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                .collect(),
+        )
+    }
+
+    fn is(&self, key: &str, value: &str) -> bool {
+        self.0.get(key).is_some_and(|found| found == value)
+    }
+
+    fn text(&self, key: &str) -> Option<&str> {
+        self.0.get(key).map(String::as_str)
+    }
+}
+
+/// The control program: the daemon with `-d` or `-f`, otherwise the front-end that asks it.
+///
+/// `launch fail TEXT`: exits with 1 and the text. `launch silent`: exits with 0 and starts nothing. `launch hang`.
+/// `launch leave-child`: exits with 0 and leaves a child that does nothing. `pid-file no`: as driver 535.
+/// `answers never`: the daemon takes questions and says nothing. `answers no-daemon`: the front-end finds nobody.
+/// `echo no`: unknown commands are not echoed. `quit TEXT`: refused with this text and status 0.
+/// `quit ignored`: accepted, and nothing happens. `servers TEXT`: what `get_server_list` answers.
+pub(crate) fn control() -> ExitCode {
+    let conduct = Conduct::read();
+    match std::env::args().nth(1).as_deref() {
+        Some("-d") if std::env::var_os(IS_DAEMON).is_some() => {
+            let _ = nix::unistd::setsid();
+            serve(&conduct)
+        }
+        Some("-d") => {
+            record_call("");
+            launch(&conduct)
+        }
+        Some("-f") => {
+            record_call("");
+            println!("stand-in control daemon");
+            serve(&conduct)
+        }
+        _ => ask(&conduct),
+    }
+}
+
+fn launch(conduct: &Conduct) -> ExitCode {
+    if let Some(text) = conduct
+        .text("launch")
+        .and_then(|how| how.strip_prefix("fail "))
+    {
+        println!("{text}");
+        return ExitCode::FAILURE;
+    }
+    if conduct.is("launch", "silent") {
+        return ExitCode::SUCCESS;
+    }
+    if conduct.is("launch", "hang") {
+        loop {
+            std::thread::sleep(Duration::from_secs(60));
+        }
+    }
+    let mut daemon = Command::new(called_as());
+    daemon.arg0(CONTROL).env(IS_DAEMON, "1");
+    if conduct.is("launch", "leave-child") {
+        // A child in our process group that neither locks nor listens.
+        let _ = Command::new("/bin/sleep")
+            .arg("600")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        return ExitCode::SUCCESS;
+    }
+    let spawned = daemon
+        .arg("-d")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let Ok(mut daemon) = spawned else {
+        return ExitCode::FAILURE;
+    };
+    let mut said = String::new();
+    if let Some(mut pipe) = daemon.stdout.take() {
+        let _ = pipe.read_to_string(&mut said);
+    }
+    match said.as_str() {
+        "ready" => ExitCode::SUCCESS,
+        text => {
+            print!("{text}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn directory(variable: &str, default: &str) -> PathBuf {
+    std::env::var_os(variable).map_or_else(|| PathBuf::from(default), PathBuf::from)
+}
+
+fn pipe_directory() -> PathBuf {
+    directory("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+}
+
+/// The daemon: takes the lock, listens, says that it is ready, answers one session after the other.
+fn serve(conduct: &Conduct) -> ExitCode {
+    let pipe = pipe_directory();
+    let _ = fs::create_dir(&pipe);
+    let Ok(lock) = take_lock(&pipe) else {
+        println!("An instance of this daemon is already running");
+        return ExitCode::FAILURE;
+    };
+    let privileged = listener(&pipe.join("control_privileged"), 0o755);
+    let open = listener(&pipe.join("control"), 0o666);
+    let (Ok(privileged), Ok(open)) = (privileged, open) else {
+        return ExitCode::FAILURE;
+    };
+    let log = directory("CUDA_MPS_LOG_DIRECTORY", "/var/log/nvidia-mps");
+    let mut log = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(log.join("control.log"))
+        .ok();
+    let mut note = |text: &str| {
+        if let Some(log) = &mut log {
+            let _ = writeln!(log, "{text}");
+        }
+    };
+    note("Starting control daemon");
+    let pid_file = pipe.join("nvidia-cuda-mps-control.pid");
+    if !conduct.is("pid-file", "no") {
+        let _ = fs::write(&pid_file, std::process::id().to_string());
+    }
+    if std::env::var_os(IS_DAEMON).is_some() {
+        print!("ready");
+        let _ = std::io::stdout().flush();
+        // Whoever launched us reads to the end of the file.
+        let null = File::options().read(true).write(true).open("/dev/null");
+        if let Ok(null) = null {
+            let _ = nix::unistd::dup2_stdout(&null);
+        }
+    }
+    let privileged_answers = std::thread::spawn({
+        let conduct = Conduct::read();
+        move || answer_all(&privileged, true, &conduct)
+    });
+    let conduct = Conduct::read();
+    std::thread::spawn(move || answer_all(&open, false, &conduct));
+    let _ = privileged_answers.join();
+    note("Exit with status 0");
+    let _ = fs::remove_file(pid_file);
+    drop(lock);
+    ExitCode::SUCCESS
+}
+
+fn take_lock(pipe: &Path) -> nix::Result<File> {
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o666)
+        .open(pipe.join("control_lock"))
+        .map_err(|_| nix::errno::Errno::EACCES)?;
+    let whole = libc::flock {
+        l_type: libc::F_WRLCK as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    fcntl(&file, FcntlArg::F_SETLK(&whole))?;
+    Ok(file)
+}
+
+fn seqpacket() -> nix::Result<OwnedFd> {
+    socket(
+        AddressFamily::Unix,
+        SockType::SeqPacket,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )
+}
+
+fn listener(path: &Path, mode: u32) -> nix::Result<OwnedFd> {
+    let _ = fs::remove_file(path);
+    let listener = seqpacket()?;
+    bind(listener.as_raw_fd(), &UnixAddr::new(path)?)?;
+    listen(&listener, Backlog::new(64)?)?;
+    let _ = fs::set_permissions(path, fs::Permissions::from_mode(mode));
+    Ok(listener)
+}
+
+/// Answers until `quit` is accepted.
+fn answer_all(listener: &OwnedFd, privileged: bool, conduct: &Conduct) {
+    loop {
+        let Ok(connection) = accept(listener) else {
+            return;
+        };
+        let mut question = [0; 4096];
+        loop {
+            let length =
+                recv(connection.as_raw_fd(), &mut question, MsgFlags::empty()).unwrap_or(0);
+            if length == 0 {
+                break;
+            }
+            if conduct.is("answers", "never") {
+                std::thread::sleep(Duration::from_secs(3600));
+            }
+            let command = String::from_utf8_lossy(&question[..length]).into_owned();
+            let (reply, leaves) = reply(&command, privileged, conduct);
+            // A reply of nothing would read as the end of the file.
+            let _ = send(
+                connection.as_raw_fd(),
+                format!("{reply}\0").as_bytes(),
+                MsgFlags::MSG_NOSIGNAL,
+            );
+            if leaves {
+                return;
+            }
+        }
+    }
+}
+
+fn reply(command: &str, privileged: bool, conduct: &Conduct) -> (String, bool) {
+    let word = command.split_whitespace().next().unwrap_or_default();
+    match word {
+        "quit" if !privileged => (
+            "Not enough privilege to execute quit command\n".to_owned(),
+            false,
+        ),
+        "quit" => match conduct.text("quit") {
+            None => (String::new(), true),
+            Some("ignored") => (String::new(), false),
+            Some(text) => (format!("{text}\n"), false),
+        },
+        "get_server_list" => match conduct.text("servers") {
+            None => (String::new(), false),
+            Some(servers) => (format!("{servers}\n"), false),
+        },
+        "get_default_active_thread_percentage" => ("100.0\n".to_owned(), false),
+        _ if conduct.is("echo", "no") => (String::new(), false),
+        _ => (format!("Unknown command \"{word}\"\n"), false),
+    }
+}
+
+/// The front-end: sends the lines of standard input to the daemon and prints what comes back.
+fn ask(conduct: &Conduct) -> ExitCode {
+    let mut input = String::new();
+    let _ = std::io::stdin().read_to_string(&mut input);
+    record_call(&input);
+    let pipe = pipe_directory();
+    let connected = ["control_privileged", "control"].iter().find_map(|name| {
+        let path = pipe.join(name);
+        let socket = seqpacket().ok()?;
+        connect(socket.as_raw_fd(), &UnixAddr::new(&path).ok()?).ok()?;
+        Some(socket)
+    });
+    let (Some(daemon), false) = (connected, conduct.is("answers", "no-daemon")) else {
+        eprintln!("Cannot find MPS control daemon process");
+        return ExitCode::FAILURE;
+    };
+    let mut said = String::new();
+    for line in input.lines() {
+        if send(daemon.as_raw_fd(), line.as_bytes(), MsgFlags::MSG_NOSIGNAL).is_err() {
+            break;
+        }
+        let mut reply = [0; 4096];
+        match recv(daemon.as_raw_fd(), &mut reply, MsgFlags::empty()) {
+            Ok(length @ 1..) => {
+                let text = String::from_utf8_lossy(&reply[..length]);
+                said.push_str(text.trim_end_matches('\0'));
+            }
+            _ => break,
+        }
+    }
+    print!("{said}");
+    ExitCode::SUCCESS
+}

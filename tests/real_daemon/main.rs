@@ -1,0 +1,4 @@
+//! placeholder
+#[path = "../support/mod.rs"]
+mod support;
+fn main() {}

@@ -1,0 +1,504 @@
+//! A machine for one test: its own HOME, TMPDIR and PATH below one short temporary directory, programs that stand in
+//! for NVIDIA's or NVIDIA's own, and the real binary. Whatever a test leaves running there is ended with it.
+
+#![allow(dead_code)] // Each test binary uses its part.
+
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+pub const U0: &str = "GPU-0a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c40";
+pub const U1: &str = "GPU-1a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c41";
+pub const U2: &str = "GPU-2a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c42";
+/// The default name of the first GPU's daemon.
+pub const N0: &str = "gpu-0a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c40";
+
+const CONTROL: &str = "nvidia-cuda-mps-control";
+
+/// The UUID of GPU number `index` of a sandbox.
+pub fn uuid(index: usize) -> String {
+    format!("GPU-{index:x}a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c4{index:x}")
+}
+
+/// The binary under test.
+pub fn uni_cumps() -> &'static Path {
+    Path::new(env!("CARGO_BIN_EXE_uni-cumps"))
+}
+
+/// The example that stands in for NVIDIA's programs, built if it is not there yet.
+fn stand_in() -> &'static Path {
+    static PATH: OnceLock<PathBuf> = OnceLock::new();
+    PATH.get_or_init(|| {
+        let profile = uni_cumps().parent().expect("the binary has a directory");
+        let mut build = Command::new(env!("CARGO"));
+        build.args(["build", "--quiet", "--example", "demo"]);
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        build.current_dir(env!("CARGO_MANIFEST_DIR"));
+        assert!(build.status().expect("cargo runs").success());
+        profile.join("examples/demo")
+    })
+}
+
+pub struct Sandbox {
+    dir: tempfile::TempDir,
+}
+
+impl Sandbox {
+    /// A machine with one GPU and a stand-in control program.
+    pub fn new() -> Self {
+        Self::with_gpus(1)
+    }
+
+    pub fn with_gpus(count: usize) -> Self {
+        let sandbox = Self::bare(count);
+        symlink(stand_in(), sandbox.bin().join(CONTROL)).unwrap();
+        symlink(stand_in(), sandbox.bin().join("nvidia-cuda-mps-server")).unwrap();
+        sandbox
+    }
+
+    /// A machine with NVIDIA's own control program, unpacked below `directory`.
+    pub fn with_real_control(directory: &Path, gpus: usize) -> Self {
+        let sandbox = Self::bare(gpus);
+        let program = directory.join("usr/bin").join(CONTROL);
+        symlink(program, sandbox.bin().join(CONTROL)).unwrap();
+        sandbox
+    }
+
+    fn bare(gpus: usize) -> Self {
+        // In /tmp whatever TMPDIR says: a socket's path must be short.
+        let dir = tempfile::Builder::new()
+            .prefix("uc-")
+            .tempdir_in("/tmp")
+            .unwrap();
+        let sandbox = Self { dir };
+        for directory in ["bin", "h", "t"] {
+            fs::create_dir(sandbox.path(directory)).unwrap();
+        }
+        set_mode(sandbox.path(""), 0o755);
+        set_mode(sandbox.path("t"), 0o1777);
+        let rows: String = (0..gpus)
+            .map(|index| format!("{index}, {}, Default\n", uuid(index)))
+            .collect();
+        sandbox.gpu_rows(&rows);
+        symlink(stand_in(), sandbox.bin().join("nvidia-smi")).unwrap();
+        sandbox
+    }
+
+    /// A path below the sandbox.
+    pub fn path(&self, below: impl AsRef<Path>) -> PathBuf {
+        self.dir.path().join(below)
+    }
+
+    pub fn bin(&self) -> PathBuf {
+        self.path("bin")
+    }
+
+    /// The record directory of the default HOME.
+    pub fn records(&self) -> PathBuf {
+        self.path("h/.cache/unilab/cuda-mps")
+    }
+
+    pub fn record_file(&self, name: &str) -> PathBuf {
+        self.records().join(name).join("daemon.json")
+    }
+
+    /// The default runtime directory.
+    pub fn runtime(&self) -> PathBuf {
+        self.path("t/uni-cumps")
+    }
+
+    /// What the stand-in nvidia-smi prints.
+    pub fn gpu_rows(&self, rows: impl AsRef<[u8]>) {
+        fs::write(self.bin().join("gpus.csv"), rows).unwrap();
+    }
+
+    /// Replaces a program by a shell script.
+    pub fn script(&self, program: &str, body: &str) {
+        self.remove_program(program);
+        let path = self.bin().join(program);
+        fs::write(&path, format!("#!/bin/sh\nPATH=/usr/bin:/bin\n{body}\n")).unwrap();
+        set_mode(path, 0o755);
+    }
+
+    pub fn remove_program(&self, program: &str) {
+        let _ = fs::remove_file(self.bin().join(program));
+    }
+
+    /// How the stand-in control program misbehaves; see `examples/demo/stand_in.rs`.
+    pub fn conduct(&self, lines: &str) {
+        fs::write(self.bin().join("control.conf"), lines).unwrap();
+    }
+
+    /// The calls of the stand-ins since the last time, with what changes from run to run replaced.
+    pub fn calls(&self) -> String {
+        let path = self.bin().join("calls");
+        let calls = fs::read_to_string(&path).unwrap_or_default();
+        let _ = fs::remove_file(path);
+        let mut text = self.normal(&calls);
+        // The marker carries our pid and a number.
+        while let Some(start) = text.find("< uni-cumps-") {
+            let end = text[start..]
+                .find('\n')
+                .map_or(text.len(), |end| start + end);
+            text.replace_range(start..end, "< <marker>");
+        }
+        text
+    }
+
+    /// `text` with the sandbox's path and the GPUs' UUIDs replaced by `<S>` and `GPU-U0` or `gpu-u0`.
+    pub fn normal(&self, text: &str) -> String {
+        let mut text = text.replace(
+            &self.path("").to_string_lossy().trim_end_matches('/'),
+            "<S>",
+        );
+        for index in 0..16 {
+            let uuid = uuid(index);
+            text = text.replace(&uuid, &format!("GPU-U{index}"));
+            text = text.replace(&uuid.to_lowercase(), &format!("gpu-u{index}"));
+        }
+        text
+    }
+
+    /// The binary with these arguments, in an environment of nothing but HOME, TMPDIR and PATH.
+    pub fn run<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Call<'_> {
+        let mut argv = vec![uni_cumps().as_os_str().to_owned()];
+        argv.extend(args.into_iter().map(|arg| arg.as_ref().to_owned()));
+        Call {
+            sandbox: self,
+            argv,
+            env: vec![
+                ("HOME".into(), self.path("h").into()),
+                ("TMPDIR".into(), self.path("t").into()),
+                ("PATH".into(), self.bin().into()),
+            ],
+            cwd: self.path(""),
+        }
+    }
+
+    /// A shell line of the test's own; it must succeed.
+    pub fn sh(&self, line: &str) -> String {
+        let output = Command::new("/bin/sh")
+            .args(["-ec", line])
+            .env_clear()
+            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+            .env("S", self.path(""))
+            .env("RT", self.runtime())
+            .env("REC", self.records())
+            .env("N0", N0)
+            .env("CONTROL", self.bin().join(CONTROL))
+            .current_dir(self.path(""))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{line}: {output:?}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Starts a daemon and returns its record.
+    pub fn start(&self, args: &[&str]) -> Value {
+        let done = self.run(["start"].iter().chain(args)).finish();
+        assert_eq!(done.code, 0, "{done:?}");
+        done.json()
+    }
+
+    /// Writes a record as the Python command would.
+    pub fn write_record(&self, name: &str, record: &Value) {
+        let file = self.record_file(name);
+        fs::create_dir_all(file.parent().unwrap()).unwrap();
+        fs::write(file, record.to_string()).unwrap();
+    }
+
+    /// A record as the Python command would write it for the process `pid`.
+    pub fn reference_record(&self, name: &str, pid: i32) -> Value {
+        let pipe = self.runtime().join(name);
+        serde_json::json!({
+            "created_at": 1_700_000_000.5,
+            "gpu_uuids": [U0],
+            "host": hostname(),
+            "log_directory": pipe.join("log"),
+            "name": name,
+            "pid": pid,
+            "pipe_directory": pipe.join("pipe"),
+            "process_start_ticks": start_ticks(pid).unwrap_or(1),
+            "topology_mode": "single_gpu",
+            "uid": nix::unistd::geteuid().as_raw(),
+        })
+    }
+
+    /// Ends a process of this sandbox with SIGKILL and waits until it is gone.
+    pub fn kill(&self, pid: i32) {
+        signal(pid, nix::sys::signal::Signal::SIGKILL);
+        wait_until("the process is gone", || !is_running(pid));
+    }
+
+    /// The control daemons that run in this sandbox.
+    pub fn daemons(&self) -> Vec<i32> {
+        self.processes()
+            .into_iter()
+            .filter(|pid| argv0(*pid).is_some_and(|name| name.ends_with(CONTROL)))
+            .collect()
+    }
+
+    /// No control daemon runs in this sandbox.
+    #[track_caller]
+    pub fn has_no_daemon(&self) {
+        assert_eq!(self.daemons(), Vec::<i32>::new());
+    }
+
+    /// Every process whose environment names this sandbox, except shells of the test and the binary itself.
+    fn processes(&self) -> Vec<i32> {
+        let mark = self.path("");
+        let mark = mark.as_os_str().as_bytes();
+        let mark = mark.strip_suffix(b"/").unwrap_or(mark);
+        fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter(|pid: &i32| {
+                let environ = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+                environ.windows(mark.len()).any(|part| part == mark) && is_running(*pid)
+            })
+            .collect()
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        for pid in self.processes() {
+            signal(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+    }
+}
+
+pub fn signal(pid: i32, signal: nix::sys::signal::Signal) {
+    let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal);
+}
+
+pub fn set_mode(path: impl AsRef<Path>, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+pub fn hostname() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    name.trim().to_owned()
+}
+
+fn stat_fields(pid: i32) -> Option<Vec<String>> {
+    let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let tail = text.rsplit_once(") ")?.1;
+    Some(tail.split(' ').map(str::to_owned).collect())
+}
+
+pub fn start_ticks(pid: i32) -> Option<u64> {
+    stat_fields(pid)?.get(19)?.parse().ok()
+}
+
+/// Whether the process runs; a zombie does not.
+pub fn is_running(pid: i32) -> bool {
+    stat_fields(pid).is_some_and(|fields| fields[0] != "Z" && fields[0] != "X")
+}
+
+fn argv0(pid: i32) -> Option<String> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let name = line.split(|byte| *byte == 0).next()?;
+    Some(String::from_utf8_lossy(name).into_owned())
+}
+
+/// Looks again and again until `condition` holds; a test that waits in vain fails.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while !condition() {
+        assert!(Instant::now() < deadline, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A call of the binary that is being put together.
+pub struct Call<'s> {
+    sandbox: &'s Sandbox,
+    argv: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    cwd: PathBuf,
+}
+
+impl<'s> Call<'s> {
+    pub fn env(mut self, key: &str, value: impl AsRef<OsStr>) -> Self {
+        self.env.retain(|(name, _)| name != key);
+        self.env.push((key.into(), value.as_ref().to_owned()));
+        self
+    }
+
+    pub fn unset(mut self, key: &str) -> Self {
+        self.env.retain(|(name, _)| name != key);
+        self
+    }
+
+    pub fn cwd(mut self, directory: impl AsRef<Path>) -> Self {
+        self.cwd = directory.as_ref().to_owned();
+        self
+    }
+
+    /// Puts another program before the binary, such as `unshare -u`.
+    pub fn under<A: AsRef<OsStr>>(mut self, wrapper: impl IntoIterator<Item = A>) -> Self {
+        let wrapper = wrapper.into_iter().map(|word| word.as_ref().to_owned());
+        self.argv.splice(0..0, wrapper);
+        self
+    }
+
+    /// As another user. The sandbox must be readable for him.
+    pub fn user(self, uid: u32) -> Self {
+        self.under([
+            "/usr/bin/setpriv".to_owned(),
+            format!("--reuid={uid}"),
+            format!("--regid={uid}"),
+            "--clear-groups".to_owned(),
+        ])
+    }
+
+    pub fn command(&self) -> Command {
+        let mut command = Command::new(&self.argv[0]);
+        command
+            .args(&self.argv[1..])
+            .env_clear()
+            .envs(self.env.iter().map(|(key, value)| (key, value)))
+            .current_dir(&self.cwd)
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Starts the call and leaves it running.
+    pub fn spawn(self) -> Child {
+        let mut command = self.command();
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    }
+
+    /// Runs the call to its end.
+    pub fn finish(self) -> Done<'s> {
+        let output = self.command().output().unwrap();
+        Done {
+            sandbox: self.sandbox,
+            argv: self.argv,
+            code: output
+                .status
+                .code()
+                .unwrap_or_else(|| -output.status.signal().unwrap_or(0)),
+            stdout: output.stdout,
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// It exits with 0 and prints just this.
+    pub fn prints(self, stdout: &str) -> Done<'s> {
+        self.finish().exited(0).printed(stdout)
+    }
+
+    /// It exits with 0; what it prints is the test's own business.
+    pub fn succeeds(self) -> Done<'s> {
+        self.finish().exited(0)
+    }
+
+    /// It exits with 1, prints nothing, and its sentence contains this.
+    pub fn fails(self, sentence: &str) -> Done<'s> {
+        self.finish().exited(1).printed("").said(sentence)
+    }
+
+    /// `env` that fails: nothing but code that fails is printed.
+    pub fn fails_in_the_shell(self, sentence: &str) -> Done<'s> {
+        self.finish().exited(1).printed("false\n").said(sentence)
+    }
+
+    /// It is not understood: exit 2, nothing on standard output.
+    pub fn is_a_usage_error(self) -> Done<'s> {
+        self.finish().exited(2).printed("")
+    }
+}
+
+/// A call that has ended.
+#[derive(Debug)]
+pub struct Done<'s> {
+    sandbox: &'s Sandbox,
+    argv: Vec<OsString>,
+    pub code: i32,
+    pub stdout: Vec<u8>,
+    pub stderr: String,
+}
+
+impl std::fmt::Debug for Sandbox {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.path(""))
+    }
+}
+
+impl Done<'_> {
+    #[track_caller]
+    pub fn exited(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "{self:#?}");
+        self
+    }
+
+    /// Standard output, with the sandbox's path and UUIDs replaced.
+    pub fn text(&self) -> String {
+        self.sandbox.normal(&String::from_utf8_lossy(&self.stdout))
+    }
+
+    #[track_caller]
+    pub fn printed(self, stdout: &str) -> Self {
+        assert_eq!(self.text(), stdout, "{self:#?}");
+        self
+    }
+
+    /// Standard error contains this, the sandbox's path and UUIDs replaced.
+    #[track_caller]
+    pub fn said(self, sentence: &str) -> Self {
+        let stderr = self.sandbox.normal(&self.stderr);
+        assert!(stderr.contains(sentence), "{sentence:?} in {self:#?}");
+        self
+    }
+
+    /// Standard error is empty.
+    #[track_caller]
+    pub fn said_nothing(self) -> Self {
+        assert_eq!(self.stderr, "", "{self:#?}");
+        self
+    }
+
+    /// Standard output as JSON.
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.stdout).unwrap_or_else(|error| panic!("{error} in {self:#?}"))
+    }
+}
+
+/// A process that does nothing, for records that lie. It ends with the test.
+pub struct Sleeper(pub Child);
+
+impl Sleeper {
+    pub fn new() -> Self {
+        Self(Command::new("/bin/sleep").arg("600").spawn().unwrap())
+    }
+
+    pub fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).unwrap()
+    }
+}
+
+impl Drop for Sleeper {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The pid of a record as JSON.
+pub fn pid(record: &Value) -> i32 {
+    i32::try_from(record["pid"].as_i64().unwrap()).unwrap()
+}

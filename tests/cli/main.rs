@@ -1,9 +1,18 @@
 //! The real binary on machines of its own, with stand-ins for NVIDIA's programs; one file a command. A test that shows
 //! a scenario of the Python command has the scenario's id as its name.
 
+#![allow(clippy::unwrap_used)]
+
 #[path = "../support/mod.rs"]
 mod support;
 
+mod args;
+mod directories;
+mod doctor;
 mod env;
+mod races;
 mod records;
 mod start;
+mod status;
+mod stop;
+mod users;

@@ -1,7 +1,7 @@
 //! A machine for one test: its own HOME, TMPDIR and PATH below one short temporary directory, programs that stand in
 //! for NVIDIA's or NVIDIA's own, and the real binary. Whatever a test leaves running there is ended with it.
 
-#![allow(dead_code)] // Each test binary uses its part.
+#![allow(dead_code, unreachable_pub, clippy::unwrap_used)] // Each test binary uses its part of this.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;

@@ -157,10 +157,7 @@ impl Sandbox {
 
     /// `text` with the sandbox's path and the GPUs' UUIDs replaced by `<S>` and `GPU-U0` or `gpu-u0`.
     pub fn normal(&self, text: &str) -> String {
-        let mut text = text.replace(
-            &self.path("").to_string_lossy().trim_end_matches('/'),
-            "<S>",
-        );
+        let mut text = text.replace(self.path("").to_string_lossy().trim_end_matches('/'), "<S>");
         for index in 0..16 {
             let uuid = uuid(index);
             text = text.replace(&uuid, &format!("GPU-U{index}"));
@@ -417,7 +414,7 @@ impl<'s> Call<'s> {
     }
 
     /// It is not understood: exit 2, nothing on standard output.
-    pub fn is_a_usage_error(self) -> Done<'s> {
+    pub fn breaks_usage(self) -> Done<'s> {
         self.finish().exited(2).printed("")
     }
 }

@@ -207,6 +207,19 @@ impl Sandbox {
         done.json()
     }
 
+    /// Starts a control daemon without uni-cumps, in directories below the sandbox, and returns its pid.
+    pub fn start_by_hand(&self, pipe: &str, log: &str) -> i32 {
+        let before = self.daemons();
+        self.sh(&format!(
+            "mkdir -p {pipe} {log}
+             CUDA_MPS_PIPE_DIRECTORY=$PWD/{pipe} CUDA_MPS_LOG_DIRECTORY=$PWD/{log} \"$CONTROL\" -d"
+        ));
+        let mut daemons = self.daemons();
+        daemons.retain(|pid| !before.contains(pid));
+        assert_eq!(daemons.len(), 1);
+        daemons[0]
+    }
+
     /// Writes a record as the Python command would.
     pub fn write_record(&self, name: &str, record: &Value) {
         let file = self.record_file(name);
@@ -252,7 +265,7 @@ impl Sandbox {
     }
 
     /// Every process whose environment names this sandbox, except shells of the test and the binary itself.
-    fn processes(&self) -> Vec<i32> {
+    pub fn processes(&self) -> Vec<i32> {
         let mark = self.path("");
         let mark = mark.as_os_str().as_bytes();
         let mark = mark.strip_suffix(b"/").unwrap_or(mark);
@@ -420,7 +433,6 @@ impl<'s> Call<'s> {
 }
 
 /// A call that has ended.
-#[derive(Debug)]
 pub struct Done<'s> {
     sandbox: &'s Sandbox,
     argv: Vec<OsString>,
@@ -432,6 +444,14 @@ pub struct Done<'s> {
 impl std::fmt::Debug for Sandbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{:?}", self.path(""))
+    }
+}
+
+impl std::fmt::Debug for Done<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let stdout = String::from_utf8_lossy(&self.stdout);
+        write!(f, "{:?} exited with {}", self.argv, self.code)?;
+        write!(f, "\n-- stdout\n{stdout}\n-- stderr\n{}", self.stderr)
     }
 }
 

@@ -1,0 +1,110 @@
+//! The README's session and tables are true.
+
+#![allow(clippy::unwrap_used)]
+
+#[path = "support/mod.rs"]
+mod support;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use support::{N0, Sandbox, hostname, uni_cumps};
+
+fn readme() -> String {
+    fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap()
+}
+
+/// The text of the only fenced block of this kind.
+fn block(kind: &str) -> String {
+    let text = readme();
+    let start = text.find(&format!("```{kind}\n")).unwrap() + kind.len() + 4;
+    let end = text[start..].find("```").unwrap();
+    text[start..start + end].to_owned()
+}
+
+/// A session with what differs between two machines replaced: numbers, the host, directories.
+fn normal(text: &str, machine: &Sandbox) -> String {
+    let text = text
+        .replace(&*machine.path("t").to_string_lossy(), "/tmp")
+        .replace(&*machine.bin().to_string_lossy(), "/usr/bin");
+    let mut lines = Vec::new();
+    for line in text.lines() {
+        let known = [
+            "\"boot_id\": ",
+            "\"created_at\": ",
+            "\"host\": ",
+            "\"pid\": ",
+            "\"pid_namespace\": ",
+        ]
+        .into_iter()
+        .chain(["\"process_start_ticks\": ", "\"uid\": ", "state=live pid="])
+        .find_map(|key| Some(line.find(key)? + key.len()));
+        lines.push(match known {
+            Some(end) => format!("{}…", &line[..end]),
+            None => line.to_owned(),
+        });
+    }
+    lines.join("\n")
+}
+
+#[test]
+fn the_session_runs_as_it_is_shown() {
+    let machine = Sandbox::new();
+    symlink(uni_cumps(), machine.bin().join("uni-cumps")).unwrap();
+    let shown = block("console");
+    let mut script = String::new();
+    for line in shown.lines().filter_map(|line| line.strip_prefix("$ ")) {
+        script.push_str(&format!(
+            "printf '%s\\n' {}\n{line}\n",
+            shell_word(&format!("$ {line}"))
+        ));
+    }
+    let session = machine
+        .run([""; 0])
+        .under(["/bin/sh", "-ec", &script])
+        .succeeds()
+        .said_nothing();
+    let ran = String::from_utf8_lossy(&session.stdout).into_owned();
+    assert_eq!(normal(&ran, &machine), normal(&shown, &machine));
+    machine.has_no_daemon();
+    assert!(hostname().len() > 1 && !machine.record_file(N0).exists());
+}
+
+fn shell_word(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+#[test]
+fn every_command_and_flag_of_the_help_is_in_the_table_of_commands() {
+    let machine = Sandbox::new();
+    let text = readme();
+    for command in ["status", "doctor", "start", "stop", "env"] {
+        let row = text
+            .lines()
+            .find(|line| line.starts_with(&format!("| `{command} ")))
+            .unwrap();
+        let help = machine.run([command, "--help"]).succeeds().text();
+        for flag in help
+            .split_whitespace()
+            .filter(|word| word.starts_with("--") && word.len() > 2)
+        {
+            let flag = flag.trim_matches([',', '.', ')']);
+            assert!(row.contains(flag) || flag == "--help", "{command} {flag}");
+        }
+    }
+}
+
+#[test]
+fn every_state_is_explained() {
+    let text = readme();
+    for word in [
+        "live",
+        "not-answering",
+        "unreachable",
+        "stale",
+        "other-pid-namespace",
+        "other-host",
+    ] {
+        assert!(text.contains(&format!("`{word}`")), "{word}");
+    }
+}

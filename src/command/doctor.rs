@@ -17,7 +17,7 @@ use crate::runtime_dir;
 use crate::shell::quote_path;
 use crate::store::Store;
 use crate::topology::{self, Plan};
-use crate::ui::{Tone, Ui};
+use crate::ui::{Cell, Tone, Ui, plain};
 
 /// How long a daemon may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -206,38 +206,38 @@ impl Report {
 
     /// For a person.
     fn show(&self, ui: &mut Ui<'_>) {
-        ui.verdict("gpu", Tone::Faint, &self.plan.gpu.to_string());
-        ui.verdict(
-            "nvidia-smi",
-            Tone::Faint,
-            &self.nvidia_smi.display().to_string(),
-        );
+        let mut rows = vec![
+            check("gpu", "ok", Tone::Good, self.plan.gpu.to_string()),
+            check(
+                "nvidia-smi",
+                "ok",
+                Tone::Good,
+                self.nvidia_smi.display().to_string(),
+            ),
+        ];
         for daemon in &self.daemons {
             let tone = match daemon.state {
                 State::Live(_) => Tone::Good,
                 _ => Tone::Doubtful,
             };
-            let text = format!(
-                "{} (pid {}) in {}",
-                daemon.record.name,
-                daemon.record.process.pid,
-                daemon.record.pipe_directory.display()
-            );
-            ui.verdict(daemon.state.word(), tone, &text);
+            let text = format!("{}, pid {}", daemon.record.name, daemon.record.process.pid);
+            rows.push(check("daemon", daemon.state.word(), tone, text));
         }
-        match &self.sharing {
+        rows.push(match &self.sharing {
             Ok(sharing) => {
-                let servers = match sharing.servers.len() {
-                    0 => "it has no server yet: the first program starts one".to_owned(),
-                    _ => format!("its server is pid {:?}", sharing.servers),
+                let servers = match sharing.servers.as_slice() {
+                    [] => "no server yet: the first program starts one".to_owned(),
+                    servers => format!("servers {servers:?}"),
                 };
-                let text = format!(
-                    "the control daemon in {} answers; {servers}",
-                    sharing.pipe.display()
-                );
-                ui.verdict("ok", Tone::Good, &text);
+                let text = format!("{}; {servers}", sharing.pipe.display());
+                check("control", "answers", Tone::Good, text)
             }
-            Err(reason) => ui.verdict("fail", Tone::Bad, reason),
-        }
+            Err(reason) => check("control", "fail", Tone::Bad, reason.clone()),
+        });
+        ui.table(&["CHECK", "RESULT", "DETAIL"], &rows);
     }
+}
+
+fn check(name: &str, result: &str, tone: Tone, detail: String) -> Vec<Cell> {
+    vec![plain(name), (result.to_owned(), tone), plain(detail)]
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::cli::StatusArgs;
 use crate::daemon::{self, Observed, State, Unrecorded};
 use crate::error::{Error, SmiFailure};
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, GpuUuid};
 use crate::host::Host;
 use crate::mps::{self, Keeper};
 use crate::nvidia_smi::{self, Discovery};
@@ -236,7 +236,7 @@ impl Report {
         let rows: Vec<Vec<Cell>> = self
             .daemons
             .iter()
-            .map(daemon_row)
+            .map(|daemon| self.daemon_row(daemon))
             .chain(self.others.iter().map(unrecorded_row))
             .collect();
         if rows.is_empty() {
@@ -279,24 +279,39 @@ impl Report {
             ],
         }
     }
-}
 
-fn daemon_row(daemon: &Observed) -> Vec<Cell> {
-    let record = &daemon.record;
-    let tone = match daemon.state {
-        State::Live(_) => Tone::Good,
-        State::NotAnswering(_) | State::OtherPidNamespace { .. } | State::OtherHost => {
-            Tone::Doubtful
-        }
-        State::Unreachable(..) | State::Stale => Tone::Bad,
-    };
-    vec![
-        plain(&record.name),
-        (daemon.state.word().to_owned(), tone),
-        plain(record.process.pid),
-        plain(record.gpu_list()),
-        plain(record.pipe_directory.display()),
-    ]
+    fn daemon_row(&self, daemon: &Observed) -> Vec<Cell> {
+        let record = &daemon.record;
+        let tone = match daemon.state {
+            State::Live(_) => Tone::Good,
+            State::NotAnswering(_) | State::OtherPidNamespace { .. } | State::OtherHost => {
+                Tone::Doubtful
+            }
+            State::Unreachable(..) | State::Stale => Tone::Bad,
+        };
+        let gpus: Vec<String> = record
+            .gpu_uuids
+            .iter()
+            .map(|uuid| self.short(uuid))
+            .collect();
+        vec![
+            plain(&record.name),
+            (daemon.state.word().to_owned(), tone),
+            plain(record.process.pid),
+            plain(gpus.join(",")),
+            plain(record.pipe_directory.display()),
+        ]
+    }
+
+    /// A GPU by its index in the table above, or by its UUID where it is not there.
+    fn short(&self, uuid: &GpuUuid) -> String {
+        let listed = self.gpus().iter().filter_map(Gpu::identity);
+        listed
+            .filter(|gpu| gpu.uuid == *uuid)
+            .map(|gpu| gpu.index.to_string())
+            .next()
+            .unwrap_or_else(|| uuid.to_string())
+    }
 }
 
 fn unrecorded_row(other: &Unrecorded) -> Vec<Cell> {

@@ -167,3 +167,75 @@ pub fn is_executable(file: &Path) -> bool {
     file.metadata()
         .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
+
+/// Machines for unit tests.
+#[cfg(test)]
+pub mod fake {
+    use std::collections::VecDeque;
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::runner::{Finished, Invocation, RunError, Status};
+
+    /// A clock that stands still unless somebody waits.
+    #[derive(Default)]
+    pub struct FakeClock(Mutex<Duration>);
+
+    impl Clock for FakeClock {
+        fn now(&self) -> SystemTime {
+            SystemTime::UNIX_EPOCH + self.monotonic()
+        }
+
+        fn monotonic(&self) -> Duration {
+            *self.0.lock().unwrap()
+        }
+
+        fn sleep(&self, time: Duration) {
+            *self.0.lock().unwrap() += time;
+        }
+    }
+
+    /// Answers a call with what the test has made of it.
+    pub type Answer = Box<dyn FnOnce(&Invocation) -> Result<Finished, RunError> + Send>;
+
+    /// Answers calls from a list, and fails the test if a call is missing or too many.
+    pub struct ScriptedRunner(Mutex<VecDeque<Answer>>);
+
+    impl CommandRunner for ScriptedRunner {
+        fn run(&self, call: &Invocation) -> Result<Finished, RunError> {
+            let answer = self.0.lock().unwrap().pop_front();
+            answer.unwrap_or_else(|| panic!("nobody expected {call:?}"))(call)
+        }
+    }
+
+    impl Drop for ScriptedRunner {
+        fn drop(&mut self) {
+            if !std::thread::panicking() {
+                assert!(self.0.lock().unwrap().is_empty(), "a call was expected");
+            }
+        }
+    }
+
+    /// The machine below `root` with `/bin` on PATH and these answers to its calls.
+    pub fn host(root: &Path, answers: Vec<Answer>) -> Host {
+        Host {
+            root: Root::new(root),
+            env: [("PATH", "/bin")].into_iter().collect(),
+            cwd: PathBuf::from("/"),
+            uid: nix::unistd::geteuid().as_raw(),
+            clock: Box::new(FakeClock::default()),
+            runner: Box::new(ScriptedRunner(Mutex::new(answers.into()))),
+        }
+    }
+
+    /// A program that exits with `code`.
+    pub fn exits(code: i32, stdout: &str, stderr: &str) -> Answer {
+        let finished = Finished {
+            status: Status::Exited(code),
+            stdout: stdout.to_owned(),
+            stderr: stderr.to_owned(),
+            process_group: 0,
+        };
+        Box::new(move |_| Ok(finished))
+    }
+}

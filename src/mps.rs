@@ -101,7 +101,13 @@ impl<'h> Control<'h> {
         let mut directories: Vec<PathBuf> = std::env::split_paths(given)
             .filter(|directory| directory.is_absolute())
             .collect();
-        let real = fs::canonicalize(self.host.root.at(&self.program)).ok();
+        // A link is followed to where the driver's own files are.
+        let real = self
+            .host
+            .root
+            .is_this_machine()
+            .then(|| fs::canonicalize(&self.program).ok())
+            .flatten();
         let beside = [Some(self.program.as_path()), real.as_deref()]
             .into_iter()
             .flatten()
@@ -111,7 +117,7 @@ impl<'h> Control<'h> {
                 [Some(bin.to_owned()), sbin]
             })
             .flatten()
-            .filter(|directory| directory.is_dir());
+            .filter(|directory| self.host.root.at(directory).is_dir());
         for directory in beside.chain([PathBuf::from("/usr/sbin"), PathBuf::from("/sbin")]) {
             if !directories.contains(&directory) {
                 directories.push(directory);
@@ -434,11 +440,15 @@ pub fn keeper(host: &Host, pipe: &Path) -> Keeper {
         }
         (Lock::Held(pid), _) | (Lock::Free, Some(pid)) => pid,
     };
-    match process::running(host, pid) {
-        Some(process) => Keeper::Process(process),
-        // It ended between the two looks.
-        None if lock(host, pipe) == Lock::Free => Keeper::Nobody,
-        None => Keeper::Elsewhere,
+    if let Some(process) = process::running(host, pid) {
+        return Keeper::Process(process);
+    }
+    // Either it has ended between the two looks, or /proc hides other users' processes from us.
+    let is_there = lock(host, pipe) != Lock::Free
+        || matches!(control_socket(host, pipe), Socket::Listening { .. });
+    match is_there {
+        true => Keeper::Elsewhere,
+        false => Keeper::Nobody,
     }
 }
 
@@ -524,5 +534,187 @@ impl LogMark {
         let lines: Vec<&str> = text.trim().lines().collect();
         let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n");
         (!tail.is_empty()).then_some(tail)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake::{Answer, exits, host};
+    use crate::runner::Status;
+
+    const PIPE: &str = "/pipe";
+
+    /// A machine with a control program and a pipe directory, where nobody holds a lock.
+    fn machine() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        for directory in ["bin", "pipe"] {
+            fs::create_dir(root.path().join(directory)).unwrap();
+        }
+        let program = root.path().join("bin").join(CONTROL);
+        fs::write(&program, "").unwrap();
+        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(program, executable).unwrap();
+        root
+    }
+
+    fn ask_within(limit: Duration, answers: Vec<Answer>) -> Result<String, AskError> {
+        let root = machine();
+        let host = host(root.path(), answers);
+        let control = Control::find(&host, Path::new(PIPE), Path::new("/log")).unwrap();
+        control.ask("get_server_list", limit)
+    }
+
+    fn ask(answers: Vec<Answer>) -> Result<String, AskError> {
+        ask_within(Duration::from_secs(5), answers)
+    }
+
+    /// What NVIDIA's front-end prints: the answer, and the echo of the word that it does not know.
+    fn echoes(answer: &'static str) -> Answer {
+        Box::new(move |call| {
+            let input = String::from_utf8_lossy(&call.stdin).into_owned();
+            let marker = input.lines().last().unwrap();
+            Ok(Finished {
+                status: Status::Exited(0),
+                stdout: format!("{answer}Unknown command \"{marker}\"\n"),
+                stderr: String::new(),
+                process_group: 0,
+            })
+        })
+    }
+
+    #[test]
+    fn the_answer_is_what_stands_before_the_echo() {
+        assert_eq!(ask(vec![echoes("12\n34\n")]).unwrap(), "12\n34");
+        assert_eq!(ask(vec![echoes("")]).unwrap(), "");
+    }
+
+    #[test]
+    fn a_dropped_session_is_repeated_whatever_its_status() {
+        let dropped = "Cannot send command to MPS control daemon process";
+        let sessions = vec![
+            exits(0, "", ""),
+            exits(1, "", dropped),
+            exits(1, "", ""),
+            exits(0, "", ""),
+            exits(0, "", ""),
+            echoes("12\n"),
+        ];
+        assert_eq!(ask(sessions).unwrap(), "12");
+    }
+
+    #[test]
+    fn a_program_that_never_echoes_is_believed_after_three_sessions() {
+        let sessions = || exits(0, "12\n", "");
+        assert_eq!(ask(vec![sessions(), sessions(), sessions()]).unwrap(), "12");
+    }
+
+    #[test]
+    fn nobody_there_is_said_at_once() {
+        let nobody = "Cannot find MPS control daemon process\n";
+        let answer = ask(vec![exits(1, "", nobody)]);
+        assert!(matches!(answer, Err(AskError::NoDaemon(said)) if said == nobody.trim()));
+    }
+
+    #[test]
+    fn a_daemon_that_takes_the_question_and_is_silent_is_not_asked_twice() {
+        let silent: Answer = Box::new(|call| match call.mode {
+            Mode::Captured(limit) => Err(RunError::TimedOut(limit)),
+            Mode::Foreground => panic!("a question is captured"),
+        });
+        assert!(matches!(ask(vec![silent]), Err(AskError::Silent(_))));
+    }
+
+    #[test]
+    fn sessions_that_are_always_dropped_end_with_what_was_said_last() {
+        // After 0, 5, 15, 35 and 75 ms; the sixth would begin when the time is up.
+        let sessions = (0..5).map(|_| exits(1, "", "Cannot send command"));
+        let answer = ask_within(Duration::from_millis(100), sessions.collect());
+        assert!(matches!(answer, Err(AskError::Dropped(said)) if said == "Cannot send command"));
+    }
+
+    #[test]
+    fn quit_is_sent_behind_the_marker_and_its_refusal_is_the_answer() {
+        let root = machine();
+        let refusal: Answer = Box::new(|call| {
+            let input = String::from_utf8_lossy(&call.stdin).into_owned();
+            let lines: Vec<&str> = input.lines().collect();
+            assert_eq!(lines[1], "quit");
+            let stdout = format!("Unknown command \"{}\"\nNot enough privilege\n", lines[0]);
+            exits(0, &stdout, "")(call)
+        });
+        let host = host(root.path(), vec![refusal]);
+        let control = Control::find(&host, Path::new(PIPE), Path::new("/log")).unwrap();
+        let said = control.quit(Duration::from_secs(5)).unwrap();
+        assert_eq!(said, "Not enough privilege");
+    }
+
+    #[test]
+    fn a_daemon_is_launched_with_one_argument_and_only_what_we_mean() {
+        let root = machine();
+        let launched: Answer = Box::new(|call| {
+            assert_eq!(call.program, Path::new("/bin").join(CONTROL));
+            assert_eq!(call.args, ["-d"]);
+            let variable = |key: &str| {
+                let found = call.env.iter().find(|(name, _)| name == key);
+                found.map(|(_, value)| value.to_string_lossy().into_owned())
+            };
+            assert_eq!(
+                variable("CUDA_VISIBLE_DEVICES").as_deref(),
+                Some("GPU-a,GPU-b")
+            );
+            assert_eq!(variable("CUDA_MPS_PIPE_DIRECTORY").as_deref(), Some(PIPE));
+            assert_eq!(variable("CUDA_MPS_PROTOCOL_VERSION").as_deref(), Some("2"));
+            assert_eq!(variable("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"), None);
+            exits(0, "", "")(call)
+        });
+        let mut host = host(root.path(), vec![launched]);
+        host.env = [("PATH", "/bin"), ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "0")]
+            .into_iter()
+            .collect();
+        let control = Control::find(&host, Path::new(PIPE), Path::new("/log")).unwrap();
+        let gpus = ["GPU-a", "GPU-b"].map(|uuid| uuid.parse().unwrap());
+        assert!(control.launch(&gpus).unwrap().status.success());
+    }
+
+    #[test]
+    fn only_new_lines_of_the_log_are_quoted() {
+        let root = machine();
+        let host = host(root.path(), Vec::new());
+        let file = root.path().join("control.log");
+        fs::write(&file, "old\n").unwrap();
+        let mark = LogMark::set(&host, Path::new("/"));
+        assert_eq!(mark.new_lines(), None);
+        fs::write(&file, "old\nnew 1\nnew 2\n").unwrap();
+        assert_eq!(mark.new_lines().as_deref(), Some("new 1\nnew 2"));
+    }
+
+    #[test]
+    fn leftovers_go_and_what_is_not_one_stays() {
+        let root = machine();
+        let host = host(root.path(), Vec::new());
+        let pipe = root.path().join("pipe");
+        drop(std::os::unix::net::UnixListener::bind(pipe.join("control")).unwrap());
+        fs::write(pipe.join("control_lock"), "").unwrap();
+        fs::create_dir(pipe.join("log")).unwrap();
+        fs::write(pipe.join("notes"), "").unwrap();
+        assert_eq!(control_socket(&host, Path::new(PIPE)), Socket::Orphan);
+        clear(&host, Path::new(PIPE));
+        let mut left: Vec<_> = fs::read_dir(pipe)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["log", "notes"]);
+    }
+
+    #[test]
+    fn nothing_is_cleared_while_somebody_listens() {
+        let root = machine();
+        let host = host(root.path(), Vec::new());
+        let socket = root.path().join("pipe/control");
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        clear(&host, Path::new(PIPE));
+        assert!(socket.exists());
     }
 }

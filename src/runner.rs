@@ -422,3 +422,100 @@ impl CommandRunner for SystemRunner {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str, mode: Mode) -> Invocation {
+        Invocation {
+            purpose: "test",
+            program: "/bin/sh".into(),
+            args: ["-c", script].map(OsString::from).to_vec(),
+            env: vec![("PATH".into(), "/usr/bin:/bin".into())],
+            stdin: b"question\n".to_vec(),
+            mode,
+        }
+    }
+
+    fn run(script: &str, limit: Duration) -> Result<Finished, RunError> {
+        let runner = SystemRunner::new().unwrap();
+        runner.run(&shell(script, Mode::Captured(limit)))
+    }
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_call_has_its_input_its_environment_and_nothing_else() {
+        let finished = run("cat; env | sort; echo oops >&2; exit 3", LONG).unwrap();
+        assert_eq!(finished.status, Status::Exited(3));
+        assert!(
+            finished.stdout.starts_with("question\nPATH="),
+            "{finished:?}"
+        );
+        assert!(!finished.stdout.contains("CARGO"), "{finished:?}");
+        assert_eq!(finished.stderr, "oops\n");
+        assert_eq!(finished.said(), format!("oops\n{}", finished.stdout.trim()));
+    }
+
+    #[test]
+    fn no_descriptor_above_2_reaches_a_call() {
+        let finished = run("ls /proc/self/fd | sort -n | tail -n 1", LONG).unwrap();
+        // 3 is the directory that ls itself has opened.
+        assert_eq!(finished.stdout, "3\n");
+    }
+
+    #[test]
+    fn a_signal_is_a_status_and_not_an_error() {
+        let finished = run("kill -KILL $$", LONG).unwrap();
+        assert_eq!(finished.status, Status::Signaled(9));
+        assert_eq!(finished.status.shell_code(), 137);
+    }
+
+    #[test]
+    fn what_is_not_utf_8_is_replaced() {
+        assert_eq!(run("printf '\\377'", LONG).unwrap().stdout, "\u{fffd}");
+    }
+
+    #[test]
+    fn a_child_that_lives_on_does_not_keep_us_waiting() {
+        let begun = Instant::now();
+        let finished = run("sleep 60 & echo $!", LONG).unwrap();
+        assert!(begun.elapsed() < LONG);
+        let left = Pid::from_raw(finished.stdout.trim().parse().unwrap());
+        nix::sys::signal::kill(left, Signal::SIGKILL).unwrap();
+    }
+
+    #[test]
+    fn a_call_that_takes_too_long_is_ended_with_its_children() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().display();
+        // It ignores SIGTERM, and so does its child.
+        let script = format!("trap '' TERM; sleep 60 & echo $! >{path}; sleep 60");
+        let limit = Duration::from_millis(300);
+        assert!(matches!(run(&script, limit), Err(RunError::TimedOut(found)) if found == limit));
+        let child: i32 = std::fs::read_to_string(file.path())
+            .unwrap()
+            .trim()
+            .parse()
+            .unwrap();
+        let deadline = Instant::now() + LONG;
+        let is_gone = || {
+            let stat = std::fs::read_to_string(format!("/proc/{child}/stat"));
+            stat.map_or(true, |stat| stat.contains(") Z "))
+        };
+        while !is_gone() {
+            assert!(Instant::now() < deadline, "the child lives on");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_an_error() {
+        let runner = SystemRunner::new().unwrap();
+        let mut call = shell("", Mode::Captured(LONG));
+        call.program = "/nonexistent".into();
+        let error = runner.run(&call).unwrap_err();
+        assert!(matches!(error, RunError::Spawn(error) if error.kind() == io::ErrorKind::NotFound));
+    }
+}

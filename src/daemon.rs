@@ -1,6 +1,8 @@
 //! A recorded daemon as it is found now: which state it is in, which one is meant, and how one is ended that will not
 //! quit.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -21,7 +23,7 @@ pub enum State {
     /// Likewise, but the process is stopped and cannot answer.
     NotAnswering(Running),
     /// Its process runs, and its socket is gone or leads elsewhere. Programs would not find it.
-    Unreachable(Running, Socket),
+    Unreachable(Running),
     /// Its process is gone.
     Stale,
     /// It was started in another pid namespace of this machine. Whether it is reachable is all that can be said.
@@ -39,7 +41,7 @@ impl State {
         match self {
             Self::Live(_) => "live",
             Self::NotAnswering(_) => "not-answering",
-            Self::Unreachable(..) => "unreachable",
+            Self::Unreachable(_) => "unreachable",
             Self::Stale => "stale",
             Self::OtherPidNamespace { .. } => "other-pid-namespace",
             Self::OtherHost => "other-host",
@@ -49,7 +51,7 @@ impl State {
     /// The daemon's process, where it certainly runs.
     pub fn process(&self) -> Option<&Running> {
         match self {
-            Self::Live(process) | Self::NotAnswering(process) | Self::Unreachable(process, _) => {
+            Self::Live(process) | Self::NotAnswering(process) | Self::Unreachable(process) => {
                 Some(process)
             }
             Self::Stale | Self::OtherPidNamespace { .. } | Self::OtherHost => None,
@@ -61,7 +63,7 @@ impl State {
         match self {
             Self::Live(_) | Self::NotAnswering(_) => true,
             Self::OtherPidNamespace { reachable } => *reachable,
-            Self::Unreachable(..) | Self::Stale | Self::OtherHost => false,
+            Self::Unreachable(_) | Self::Stale | Self::OtherHost => false,
         }
     }
 }
@@ -73,6 +75,8 @@ pub struct Observed {
     pub record: DaemonRecord,
     /// What became of the daemon.
     pub state: State,
+    /// What stands at its socket's place.
+    pub socket: Socket,
 }
 
 impl Observed {
@@ -98,16 +102,20 @@ impl Observed {
 
 /// Finds out what became of a recorded daemon.
 pub fn observe(host: &Host, here: &Place, record: DaemonRecord) -> Observed {
-    let state = state(host, here, &record);
-    Observed { record, state }
+    let socket = mps::control_socket(host, &record.pipe_directory);
+    let state = state(host, here, &record, &socket);
+    Observed {
+        record,
+        state,
+        socket,
+    }
 }
 
-fn state(host: &Host, here: &Place, record: &DaemonRecord) -> State {
+fn state(host: &Host, here: &Place, record: &DaemonRecord, socket: &Socket) -> State {
     match record.belongs(here) {
         Belongs::OtherBoot => return State::Stale,
         Belongs::OtherHost => return State::OtherHost,
         Belongs::OtherPidNamespace => {
-            let socket = mps::control_socket(host, &record.pipe_directory);
             return State::OtherPidNamespace {
                 reachable: matches!(socket, Socket::Listening { .. }),
             };
@@ -118,7 +126,7 @@ fn state(host: &Host, here: &Place, record: &DaemonRecord) -> State {
     let Some(process) = running.filter(|process| process.uid == record.uid) else {
         return State::Stale;
     };
-    match mps::control_socket(host, &record.pipe_directory) {
+    match socket {
         Socket::Listening { pid } if pid.is_none_or(|pid| pid == record.process.pid) => {
             if process.stopped {
                 State::NotAnswering(process)
@@ -127,7 +135,7 @@ fn state(host: &Host, here: &Place, record: &DaemonRecord) -> State {
             }
         }
         Socket::Fifo => State::Live(process),
-        socket => State::Unreachable(process, socket),
+        _ => State::Unreachable(process),
     }
 }
 
@@ -278,11 +286,14 @@ pub fn other_host(host: &Host, store: &Store<'_>, record: &DaemonRecord) -> Erro
 }
 
 /// The complaint about a daemon whose socket does not lead to it.
-pub fn unreachable(record: &DaemonRecord, socket: &Socket) -> Error {
+pub fn unreachable(daemon: &Observed) -> Error {
+    let record = &daemon.record;
     Error::Unreachable {
         name: record.name.clone(),
         pid: record.process.pid,
-        found: socket.describe(&mps::control_path(&record.pipe_directory)),
+        found: daemon
+            .socket
+            .describe(&mps::control_path(&record.pipe_directory)),
     }
 }
 
@@ -310,7 +321,7 @@ pub fn is_proven(host: &Host, record: &DaemonRecord, process: &Running) -> bool 
     }
     let pipe = process::variable_of(host, pid, "CUDA_MPS_PIPE_DIRECTORY");
     process::program_name(host, pid).as_deref() == Some(mps::CONTROL)
-        && pipe.is_some_and(|pipe| std::path::Path::new(&pipe) == record.pipe_directory)
+        && pipe.is_some_and(|pipe| Path::new(&pipe) == record.pipe_directory)
 }
 
 /// Forgets a daemon that is gone: its record, and what it left in its pipe directory.
@@ -320,26 +331,16 @@ pub fn forget(host: &Host, locked: &Locked<'_>, record: &DaemonRecord) -> Result
     locked.remove()
 }
 
-/// The daemon's control pipes as `status --json` reports them: one for each pipe directory with a socket or FIFO.
-pub fn control_pipes(host: &Host, daemons: &[Observed]) -> Vec<Value> {
-    let mut directories: Vec<_> = daemons
-        .iter()
-        .map(|daemon| &daemon.record.pipe_directory)
-        .collect();
-    directories.sort();
-    directories.dedup();
-    let pipe = |directory: &std::path::PathBuf| {
-        let kind = mps::control_kind(host, directory)?;
-        let names: Vec<&str> = daemons
-            .iter()
-            .filter(|daemon| daemon.record.pipe_directory == *directory)
-            .map(|daemon| daemon.record.name.as_str())
-            .collect();
-        Some(json!({
-            "path": mps::control_path(directory),
-            "kind": kind,
-            "managed_names": names,
-        }))
-    };
-    directories.into_iter().filter_map(pipe).collect()
+/// The control pipes as `status --json` reports them: each pipe directory whose socket takes connections, once.
+pub fn control_pipes(daemons: &[Observed]) -> Vec<Value> {
+    let mut names: BTreeMap<&Path, (&'static str, Vec<&str>)> = BTreeMap::new();
+    for daemon in daemons {
+        if let Some(kind) = daemon.socket.kind() {
+            let pipe = names.entry(&daemon.record.pipe_directory);
+            let (_, names) = pipe.or_insert((kind, Vec::new()));
+            names.push(daemon.record.name.as_str());
+        }
+    }
+    let pipe = |(directory, (kind, names))| json!({"path": mps::control_path(directory), "kind": kind, "managed_names": names});
+    names.into_iter().map(pipe).collect()
 }

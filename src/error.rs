@@ -82,7 +82,7 @@ pub enum Error {
         names: Vec<DaemonName>,
     },
     /// A record exists and cannot be read.
-    #[error("the record of daemon {name} is damaged")]
+    #[error("the record of daemon {name} cannot be read")]
     DamagedRecord {
         /// The daemon.
         name: DaemonName,

@@ -325,21 +325,20 @@ impl Socket {
     }
 }
 
+impl Socket {
+    /// The kind as `control_pipes` reports it, if it takes connections.
+    pub fn kind(&self) -> Option<&'static str> {
+        match self {
+            Self::Listening { .. } => Some("unix_socket"),
+            Self::Fifo => Some("fifo"),
+            Self::Absent | Self::Orphan | Self::Other(_) | Self::Hidden(_) => None,
+        }
+    }
+}
+
 /// The path of the client socket of the daemon in `pipe`.
 pub fn control_path(pipe: &Path) -> PathBuf {
     pipe.join("control")
-}
-
-/// The kind of the daemon's control pipe, if there is one, as `control_pipes` reports it.
-pub fn control_kind(host: &Host, pipe: &Path) -> Option<&'static str> {
-    let kind = fs::metadata(host.root.at(control_path(pipe)))
-        .ok()?
-        .file_type();
-    match kind {
-        kind if kind.is_socket() => Some("unix_socket"),
-        kind if kind.is_fifo() => Some("fifo"),
-        _ => None,
-    }
 }
 
 /// Looks at the daemon's client socket by connecting and leaving again, which costs the daemon two lines of log.

@@ -35,13 +35,17 @@ fn proc_path(host: &Host, pid: i32, file: &str) -> PathBuf {
     host.root.at(format!("/proc/{pid}/{file}"))
 }
 
+fn stat(host: &Host, pid: i32) -> Option<Stat> {
+    let stat = Stat::from_file(proc_path(host, pid, "stat")).ok()?;
+    (stat.pid == pid).then_some(stat)
+}
+
 /// The running process with this number, whoever it is.
 pub fn running(host: &Host, pid: i32) -> Option<Running> {
-    let directory = proc_path(host, pid, "");
-    let uid = fs::metadata(&directory).ok()?.uid();
-    let stat = Stat::from_file(directory.join("stat")).ok()?;
+    let uid = fs::metadata(proc_path(host, pid, "")).ok()?.uid();
+    let stat = stat(host, pid)?;
     let gone = matches!(stat.state, 'Z' | 'X' | 'x');
-    (!gone && stat.pid == pid).then_some(Running {
+    (!gone).then_some(Running {
         id: ProcessId {
             pid,
             start_ticks: stat.starttime,
@@ -125,7 +129,8 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Takes hold of `id`; `None` if it is gone.
+    /// Takes hold of `id`; `None` if it is gone. A zombie is still held: while a process ends, its first thread may be
+    /// one already and the others still keep sockets open. `wait` waits for the last of them.
     pub fn of(host: &Host, id: ProcessId) -> io::Result<Option<Self>> {
         if !host.root.is_this_machine() {
             return Err(io::Error::other("the pid is of another machine"));
@@ -139,7 +144,8 @@ impl Handle {
             Err(errno) => return Err(errno.into()),
         };
         // Looked at after the pidfd exists: what matches now is what the pidfd holds.
-        Ok(still_running(host, id).map(|_| Self { pidfd, id }))
+        let same = stat(host, id.pid).is_some_and(|stat| stat.starttime == id.start_ticks);
+        Ok(same.then_some(Self { pidfd, id }))
     }
 
     /// Asks the process to end (SIGTERM), also if it is stopped.

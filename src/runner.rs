@@ -6,7 +6,7 @@ use std::io::{self, Read, Seek};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::PathBuf;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -119,7 +119,7 @@ pub trait CommandRunner: Sync {
 /// pipe open. A child runs in its own process group with default signal handling, and none of our descriptors, nor of
 /// those that we inherited, reaches it.
 pub struct SystemRunner {
-    signals: SignalFd,
+    /// The mask that we were started with, which is what a child gets.
     child_mask: SigSet,
     /// The calls in progress, whose ends belong to whoever made them.
     calls: Mutex<Vec<Pid>>,
@@ -128,36 +128,65 @@ pub struct SystemRunner {
 /// What a captured program may print; the rest is dropped.
 const OUTPUT_LIMIT: u64 = 4 << 20;
 
+/// SIGINT, SIGTERM and SIGHUP wait while this exists. A call in progress sees them all the same and ends; whatever is
+/// still waiting at the end has its usual effect then.
+pub struct Held(SigSet);
+
+/// Holds signals back, in this thread and those that it starts, while being ended halfway would leave something behind.
+pub fn hold_signals() -> Held {
+    // Neither reading nor setting a mask fails for a valid set.
+    let before = SigSet::thread_get_mask().unwrap_or_else(|_| SigSet::empty());
+    let _ = signals_to_hold().thread_block();
+    Held(before)
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.0.thread_set_mask();
+    }
+}
+
+/// The three signals that ask a program to end, without those that are ignored, as SIGHUP is under nohup.
+fn signals_to_hold() -> &'static SigSet {
+    static SIGNALS: OnceLock<SigSet> = OnceLock::new();
+    SIGNALS.get_or_init(|| {
+        let status = procfs::process::Process::myself().and_then(|process| process.status());
+        let ignored = status.map_or(0, |status| status.sigign);
+        [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]
+            .into_iter()
+            .filter(|signal| ignored & (1 << (*signal as u64 - 1)) == 0)
+            .collect()
+    })
+}
+
+/// Shows held signals as they arrive.
+struct Arrivals(SignalFd);
+
+impl Arrivals {
+    fn new() -> io::Result<Self> {
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        Ok(Self(SignalFd::with_flags(signals_to_hold(), flags)?))
+    }
+
+    fn next(&self) -> Option<i32> {
+        let info = self.0.read_signal().ok()??;
+        i32::try_from(info.ssi_signo).ok()
+    }
+}
+
 impl SystemRunner {
-    /// Takes over SIGINT, SIGTERM and SIGHUP: from now on they end the call in progress, so that the caller can clean
-    /// up, or reach the foreground program. A signal that is ignored, as SIGHUP is under nohup, stays ignored.
+    /// A runner whose children get the signal mask of now.
     pub fn new() -> io::Result<Self> {
-        let ignored = ignored_signals();
-        let mut ours = SigSet::empty();
-        for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            if ignored & (1 << (signal as u64 - 1)) == 0 {
-                ours.add(signal);
-            }
-        }
-        let child_mask = SigSet::thread_get_mask()?;
-        ours.thread_block()?;
-        let signals = SignalFd::with_flags(&ours, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
         Ok(Self {
-            signals,
-            child_mask,
+            child_mask: SigSet::thread_get_mask()?,
             calls: Mutex::new(Vec::new()),
         })
     }
 
-    fn pending_signal(&self) -> Option<i32> {
-        let info = self.signals.read_signal().ok()??;
-        i32::try_from(info.ssi_signo).ok()
-    }
-
     /// Waits until `child` ends, a signal arrives or `until` is there.
-    fn wait(&self, child: &Child, until: Option<Instant>) -> Event {
+    fn wait(&self, child: &Child, arrivals: &Arrivals, until: Option<Instant>) -> Event {
         loop {
-            if let Some(signal) = self.pending_signal() {
+            if let Some(signal) = arrivals.next() {
                 return Event::Signal(signal);
             }
             let left = until.map(|until| until.saturating_duration_since(Instant::now()));
@@ -167,7 +196,7 @@ impl SystemRunner {
             if left == Some(Duration::ZERO) {
                 return Event::TimeIsUp;
             }
-            let mut fds = vec![PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
+            let mut fds = vec![PollFd::new(arrivals.0.as_fd(), PollFlags::POLLIN)];
             // Kernels before 5.3 have no pidfd: look again every few milliseconds.
             let mut longest = Duration::from_millis(5);
             if let Some(pidfd) = &child.pidfd {
@@ -248,12 +277,6 @@ impl Child {
             }
         }
     }
-}
-
-fn ignored_signals() -> u64 {
-    procfs::process::Process::myself()
-        .and_then(|process| process.status())
-        .map_or(0, |status| status.sigign)
 }
 
 fn c_string(bytes: &[u8]) -> io::Result<CString> {
@@ -357,7 +380,9 @@ impl SystemRunner {
     }
 
     fn capture(&self, call: &Invocation, limit: Duration) -> Result<Finished, RunError> {
-        if let Some(signal) = self.pending_signal() {
+        let _held = hold_signals();
+        let arrivals = Arrivals::new().map_err(RunError::Spawn)?;
+        if let Some(signal) = arrivals.next() {
             return Err(RunError::Interrupted(signal));
         }
         let stdin = memory_file(&call.stdin).map_err(RunError::Spawn)?;
@@ -366,7 +391,7 @@ impl SystemRunner {
         let child = self
             .spawn(call, stdin.as_fd(), stdout.as_fd(), stderr.as_fd())
             .map_err(RunError::Spawn)?;
-        let stopped_early = match self.wait(&child, Some(Instant::now() + limit)) {
+        let stopped_early = match self.wait(&child, &arrivals, Some(Instant::now() + limit)) {
             Event::Ended => None,
             Event::TimeIsUp => Some(RunError::TimedOut(limit)),
             Event::Signal(number) => Some(RunError::Interrupted(number)),
@@ -387,13 +412,15 @@ impl SystemRunner {
     }
 
     fn foreground(&self, call: &Invocation) -> Result<Finished, RunError> {
+        let _held = hold_signals();
+        let arrivals = Arrivals::new().map_err(RunError::Spawn)?;
         let stdin = memory_file(&call.stdin).map_err(RunError::Spawn)?;
         let ours = io::stderr();
         let child = self
             .spawn(call, stdin.as_fd(), ours.as_fd(), ours.as_fd())
             .map_err(RunError::Spawn)?;
         loop {
-            match self.wait(&child, None) {
+            match self.wait(&child, &arrivals, None) {
                 Event::Ended => break,
                 Event::TimeIsUp => {}
                 Event::Signal(number) => {

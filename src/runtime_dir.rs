@@ -37,6 +37,15 @@ pub struct Directories {
     pub own: Option<PathBuf>,
 }
 
+impl Directories {
+    /// Whether the pipe directory is the default one, made by us for this daemon.
+    pub fn pipe_is_our_own(&self) -> bool {
+        self.own
+            .as_ref()
+            .is_some_and(|own| self.pipe.starts_with(own))
+    }
+}
+
 /// Decides where the directories are and whether a daemon can work there, creating nothing. The notes are for the user.
 pub fn plan(
     host: &Host,

@@ -59,14 +59,16 @@ impl Entry {
 /// The records of the caller's home.
 pub struct Store<'h> {
     host: &'h Host,
+    home: PathBuf,
     base: PathBuf,
 }
 
 impl<'h> Store<'h> {
     /// The store of this home, which need not exist.
     pub fn of(host: &'h Host) -> Result<Self, Error> {
-        let base = runtime_dir::home(host)?.join(BASE);
-        Ok(Self { host, base })
+        let home = runtime_dir::home(host)?;
+        let base = home.join(BASE);
+        Ok(Self { host, home, base })
     }
 
     /// The directory of one daemon's record.
@@ -83,6 +85,13 @@ impl<'h> Store<'h> {
         };
         let directory = match fs::read_dir(self.host.root.at(&self.base)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            // A file stands where one of the directories above would be: then there are no records.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotADirectory
+                    && !self.host.root.at(&self.base).exists() =>
+            {
+                return Ok(Vec::new());
+            }
             result => result.map_err(cannot_list)?,
         };
         let mut names = Vec::new();
@@ -130,7 +139,7 @@ impl<'h> Store<'h> {
     /// waiting was in vain.
     pub fn lock(&self, name: &DaemonName) -> Result<Locked<'_>, Error> {
         let directory = self.directory(name);
-        create_private(&self.host.root.at(&self.base)).map_err(|source| Error::File {
+        self.create_base().map_err(|source| Error::File {
             doing: "create the record directory",
             path: self.base.clone(),
             source,
@@ -144,14 +153,8 @@ impl<'h> Store<'h> {
             });
         }
         let path = self.base.join(".lock");
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .mode(0o600)
-            .custom_flags(OFlag::O_NOFOLLOW.bits())
-            .open(self.host.root.at(&path))
+        let file = self
+            .open_lock(&self.host.root.at(&path))
             .map_err(|source| Error::File {
                 doing: "open the lock file",
                 path: path.clone(),
@@ -166,6 +169,61 @@ impl<'h> Store<'h> {
         locked.acquire(byte_of(name))?;
         Ok(locked)
     }
+}
+
+impl Store<'_> {
+    /// Creates the home and the directories down to the records, as far as they are missing.
+    fn create_base(&self) -> io::Result<()> {
+        create_private(&self.host.root.at(&self.home))?;
+        let mut directory = self.home.clone();
+        for part in Path::new(BASE) {
+            directory.push(part);
+            let path = self.host.root.at(&directory);
+            match DirBuilder::new().mode(0o700).create(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+                Ok(()) => self.give_to_owner_of_home(&open_no_follow(&path)?)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn open_lock(&self, path: &Path) -> io::Result<File> {
+        let open = |create: bool| {
+            OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create_new(create)
+                .mode(0o600)
+                .custom_flags(OFlag::O_NOFOLLOW.bits())
+                .open(path)
+        };
+        match open(true) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open(false),
+            Err(error) => Err(error),
+            Ok(file) => {
+                self.give_to_owner_of_home(&file)?;
+                Ok(file)
+            }
+        }
+    }
+
+    /// `sudo` may leave root with a user's HOME. What all records share there must stay the user's, or he could not
+    /// start a daemon of his own any more, nor use his cache.
+    fn give_to_owner_of_home(&self, new: &File) -> io::Result<()> {
+        let home = fs::metadata(self.host.root.at(&self.home))?;
+        if self.host.uid == 0 && home.uid() != 0 {
+            std::os::unix::fs::fchown(new, Some(home.uid()), Some(home.gid()))?;
+        }
+        Ok(())
+    }
+}
+
+fn open_no_follow(path: &Path) -> io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_DIRECTORY).bits())
+        .open(path)
 }
 
 /// The byte of the lock file that stands for one daemon. Two names that share a byte only wait for each other once in

@@ -231,7 +231,16 @@ fn serve(conduct: &Conduct) -> ExitCode {
     note("Starting control daemon");
     let pid_file = pipe.join("nvidia-cuda-mps-control.pid");
     if !conduct.is("pid-file", "no") {
-        let _ = fs::write(&pid_file, std::process::id().to_string());
+        // Over an older, longer number, without truncating it.
+        let mut file = OpenOptions::new();
+        if let Ok(mut file) = file
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&pid_file)
+        {
+            let _ = file.write_all(std::process::id().to_string().as_bytes());
+        }
     }
     if std::env::var_os(IS_DAEMON).is_some() {
         print!("ready");

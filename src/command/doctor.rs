@@ -104,6 +104,11 @@ fn examine(host: &Host, daemons: &[Observed]) -> Result<Result<Sharing, String>,
                     daemon.record.name
                 )));
             }
+            State::Unreachable(_) => {
+                let error = daemon::unreachable(daemon);
+                let found = error.cause().unwrap_or_default();
+                return Ok(Err(format!("{error}: {found}; first {}", error.hint())));
+            }
             _ => daemon.record.pipe_directory.clone(),
         },
         several => {
@@ -119,6 +124,7 @@ fn examine(host: &Host, daemons: &[Observed]) -> Result<Result<Sharing, String>,
         }
     };
     let socket = mps::control_socket(host, &pipe);
+    let kind = socket.kind();
     let found = socket.describe(&mps::control_path(&pipe));
     match socket {
         Socket::Listening { .. } | Socket::Fifo => {}
@@ -154,7 +160,7 @@ fn examine(host: &Host, daemons: &[Observed]) -> Result<Result<Sharing, String>,
         Keeper::Nobody | Keeper::Elsewhere | Keeper::Contradiction(_) => None,
     };
     Ok(Ok(Sharing {
-        kind: mps::control_kind(host, &pipe),
+        kind,
         pipe,
         pipe_env: pipe_env.map(|path| path.to_string_lossy().into_owned()),
         control_pid,

@@ -39,7 +39,7 @@ fn reachable_daemon(host: &Host, name: Option<&str>) -> Result<DaemonRecord, Err
         State::OtherPidNamespace { reachable: false } => {
             Err(Error::OtherPidNamespace(daemon.record.name))
         }
-        State::Unreachable(_, socket) => Err(daemon::unreachable(&daemon.record, socket)),
+        State::Unreachable(_) => Err(daemon::unreachable(&daemon)),
         State::Stale => Err(Error::Stale(daemon.record.name)),
         State::OtherHost => Err(daemon::other_host(host, &store, &daemon.record)),
     }

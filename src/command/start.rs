@@ -13,7 +13,7 @@ use crate::mps::{self, AskError, CONTROL, Control, Keeper, LogMark, Socket};
 use crate::nvidia_smi::{self, Discovery};
 use crate::process::{self, Handle, Running};
 use crate::record::{DaemonName, DaemonRecord, Place, ProcessId};
-use crate::runner::{Finished, RunError};
+use crate::runner::{Finished, RunError, Status, hold_signals};
 use crate::runtime_dir::{self, Directories};
 use crate::store::{Entry, Locked, Store};
 use crate::topology::{self, Plan};
@@ -21,6 +21,8 @@ use crate::ui::Ui;
 
 /// How long a launched daemon may take until it answers. It takes milliseconds.
 const READY_LIMIT: Duration = Duration::from_secs(10);
+/// Less time than this is not enough for one more question; what the last one has shown is the better message.
+const SESSION: Duration = Duration::from_millis(100);
 /// How long a daemon that did not become ready may take to end.
 const END_LIMIT: Duration = Duration::from_secs(3);
 
@@ -63,6 +65,8 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StartArgs) -> Result<u8, 
         name,
         directories,
     };
+    // From here on we would leave something behind.
+    let _held = hold_signals();
     let way = locked.with_all(|| start.prepare(ui))?;
     let record = match way {
         Way::Adopt(process) => start.adopt(ui, process)?,
@@ -158,45 +162,9 @@ impl Start<'_> {
         let entry = self.locked.entry();
         self.refuse_if_taken(entry.as_ref())?;
         self.refuse_if_gpu_taken()?;
-        let interrupted = match &entry {
-            Some(Entry::Intent(intent)) => daemon::left_by(self.host, &self.here, intent)
-                .map(|process| (intent.pipe_directory.clone(), process)),
-            _ => None,
-        };
-        let adopted = match interrupted {
-            Some((pipe, process)) if pipe == self.directories.pipe => Some(process),
-            Some((_, process)) => {
-                self.end(&process)?;
-                ui.note(format!(
-                    "ended {}, which an interrupted start had left",
-                    process.id
-                ));
-                None
-            }
-            None => None,
-        };
-        let keeper = match adopted {
-            Some(process) => Keeper::Process(process),
-            None => mps::keeper(self.host, &self.directories.pipe),
-        };
-        let way = match keeper {
-            Keeper::Nobody => Way::Launch,
-            Keeper::Process(process) if self.may_adopt(&process) => Way::Adopt(process),
-            Keeper::Process(process) => {
-                return Err(self.pipe_taken(format!(
-                    "pid {} of uid {} runs there without a record of yours",
-                    process.id.pid, process.uid
-                )));
-            }
-            Keeper::Elsewhere => {
-                return Err(self.pipe_taken("its process is not visible from here".to_owned()));
-            }
-            Keeper::Contradiction(found) => {
-                return Err(Error::Contradiction {
-                    pipe: self.directories.pipe.clone(),
-                    found,
-                });
-            }
+        let way = match self.left_by_interrupted_start(ui, entry.as_ref())? {
+            Some(process) => Way::Adopt(process),
+            None => self.way(mps::keeper(self.host, &self.directories.pipe))?,
         };
         self.refuse_if_blocked()?;
         for note in runtime_dir::create(self.host, &self.directories)? {
@@ -230,13 +198,13 @@ impl Start<'_> {
             return Ok(());
         }
         let daemon = daemon::observe(self.host, &self.here, record.clone());
-        match daemon.state {
+        match &daemon.state {
             State::Stale => Ok(()),
             State::Live(process) | State::NotAnswering(process) => Err(Error::AlreadyLive {
                 name: self.name.clone(),
                 pid: process.id.pid,
             }),
-            State::Unreachable(_, socket) => Err(daemon::unreachable(record, &socket)),
+            State::Unreachable(_) => Err(daemon::unreachable(&daemon)),
             State::OtherPidNamespace { .. } => Err(Error::OtherPidNamespace(self.name.clone())),
             State::OtherHost => Err(daemon::other_host(self.host, self.store, record)),
         }
@@ -265,13 +233,59 @@ impl Start<'_> {
         Ok(())
     }
 
-    /// A daemon of this user in our own default directory, or in the one that an interrupted start names, for just this
-    /// GPU. Lock and socket have been seen to agree.
-    fn may_adopt(&self, process: &Running) -> bool {
+    /// The daemon that an interrupted start of this name has launched, if it is the one that is wanted now. Any other is
+    /// ended: nobody was told of it.
+    fn left_by_interrupted_start(
+        &self,
+        ui: &mut Ui<'_>,
+        entry: Option<&Entry>,
+    ) -> Result<Option<Running>, Error> {
+        let Some(Entry::Intent(intent)) = entry else {
+            return Ok(None);
+        };
+        let Some(process) = daemon::left_by(self.host, &self.here, intent) else {
+            return Ok(None);
+        };
+        if intent.pipe_directory == self.directories.pipe && self.serves_just_this_gpu(&process) {
+            return Ok(Some(process));
+        }
+        self.end(&process)?;
+        ui.note(format!(
+            "ended {}, which an interrupted start had left",
+            process.id
+        ));
+        Ok(None)
+    }
+
+    /// What to do about the process that keeps our pipe directory. A daemon of this user in our own default directory
+    /// has only lost its record; lock and socket have been seen to agree.
+    fn way(&self, keeper: Keeper) -> Result<Way, Error> {
+        match keeper {
+            Keeper::Nobody => Ok(Way::Launch),
+            Keeper::Process(process)
+                if self.directories.pipe_is_our_own()
+                    && process.uid == self.host.uid
+                    && self.serves_just_this_gpu(&process) =>
+            {
+                Ok(Way::Adopt(process))
+            }
+            Keeper::Process(process) => Err(self.pipe_taken(format!(
+                "pid {} of uid {} runs there without a record of yours",
+                process.id.pid, process.uid
+            ))),
+            Keeper::Elsewhere => {
+                Err(self.pipe_taken("its process is not visible from here".to_owned()))
+            }
+            Keeper::Contradiction(found) => Err(Error::Contradiction {
+                pipe: self.directories.pipe.clone(),
+                found,
+            }),
+        }
+    }
+
+    fn serves_just_this_gpu(&self, process: &Running) -> bool {
         let visible = process::variable_of(self.host, process.id.pid, "CUDA_VISIBLE_DEVICES");
-        process.uid == self.host.uid
-            && self.directories.own.is_some()
-            && visible.as_deref() == Some(self.plan.gpu.uuid.as_str())
+        visible.as_deref() == Some(self.plan.gpu.uuid.as_str())
     }
 
     fn pipe_taken(&self, owner: String) -> Error {
@@ -372,9 +386,7 @@ impl Start<'_> {
                         process::terminate_ourselves();
                     }
                     return Err(match (failure, child.join()) {
-                        (Error::EndedEarly { .. }, Ok(Ok(finished))) => Error::EndedEarly {
-                            status: finished.status.shell_code(),
-                        },
+                        (Error::EndedEarly { .. }, Ok(Ok(finished))) => ended_early(&finished),
                         (failure, _) => failure,
                     });
                 }
@@ -414,6 +426,9 @@ impl Start<'_> {
                 return Some(Err(Error::EndedEarly { status: 1 }));
             }
             let left = deadline.saturating_sub(self.host.clock.monotonic());
+            if left < SESSION {
+                return None;
+            }
             match self.control.servers(left) {
                 Ok(_) => {}
                 Err(AskError::Call(RunError::Interrupted(signal))) => {
@@ -449,11 +464,12 @@ impl Start<'_> {
         let found = match mps::keeper(self.host, pipe) {
             Keeper::Process(process) => Some(process),
             // A wrapper that takes no lock, or a lock of another pid namespace.
-            Keeper::Nobody | Keeper::Elsewhere if mps::control_kind(self.host, pipe).is_some() => {
-                mps::named_by_pid_file(self.host, pipe)
-            }
             Keeper::Nobody | Keeper::Elsewhere => {
-                return Err(format!("there is no {:?}", mps::control_path(pipe)));
+                let socket = mps::control_socket(self.host, pipe);
+                if socket.kind().is_none() {
+                    return Err(socket.describe(&mps::control_path(pipe)));
+                }
+                mps::named_by_pid_file(self.host, pipe)
             }
             Keeper::Contradiction(found) => return Err(found),
         };
@@ -512,6 +528,17 @@ impl Start<'_> {
             }
         }
         Ok(())
+    }
+}
+
+/// A foreground daemon that was not ready yet. Either of two threads may have got a signal that was meant for us; the
+/// one that waits for the daemon has passed it on.
+fn ended_early(finished: &Finished) -> Error {
+    match finished.status {
+        Status::Signaled(signal) => Error::Interrupted(signal),
+        Status::Exited(_) => Error::EndedEarly {
+            status: finished.status.shell_code(),
+        },
     }
 }
 

@@ -57,7 +57,7 @@ fn gather(host: &Host) -> Result<Report, Error> {
     let visibility = topology::visible(gpus, mask.as_deref());
     let (daemons, others) = daemon::observe_all(host, &Store::of(host)?)?;
     Ok(Report {
-        control_pipes: daemon::control_pipes(host, &daemons),
+        control_pipes: daemon::control_pipes(&daemons),
         unmanaged: unmanaged(host, &daemons),
         discovery,
         mask,
@@ -287,7 +287,7 @@ impl Report {
             State::NotAnswering(_) | State::OtherPidNamespace { .. } | State::OtherHost => {
                 Tone::Doubtful
             }
-            State::Unreachable(..) | State::Stale => Tone::Bad,
+            State::Unreachable(_) | State::Stale => Tone::Bad,
         };
         let gpus: Vec<String> = record
             .gpu_uuids

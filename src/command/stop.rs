@@ -102,7 +102,8 @@ fn stop(host: &Host, store: &Store<'_>, name: &DaemonName) -> Result<DaemonRecor
     if record.uid != host.uid {
         return Err(daemon::other_user(host, &record));
     }
-    match daemon::observe(host, &here, record.clone()).state {
+    let daemon = daemon::observe(host, &here, record.clone());
+    match daemon.state {
         State::Stale => gone(host, &locked, &record),
         State::OtherHost => Err(daemon::other_host(host, store, &record)),
         State::OtherPidNamespace { .. } => Err(Error::OtherPidNamespace(name.clone())),
@@ -113,15 +114,17 @@ fn stop(host: &Host, store: &Store<'_>, name: &DaemonName) -> Result<DaemonRecor
             stopped: true,
         }),
         // `quit` would reach nobody, or somebody else.
-        State::Unreachable(process, _) if daemon::is_proven(host, &record, &process) => {
+        State::Unreachable(process) if daemon::is_proven(host, &record, &process) => {
             end(host, &locked, record, &process)
         }
-        State::Unreachable(_, socket) => Err(Error::Contradiction {
+        State::Unreachable(_) => Err(Error::Contradiction {
             pipe: record.pipe_directory.clone(),
             found: format!(
                 "the recorded pid {} is not a control daemon of this directory, and {}",
                 record.process.pid,
-                socket.describe(&mps::control_path(&record.pipe_directory))
+                daemon
+                    .socket
+                    .describe(&mps::control_path(&record.pipe_directory))
             ),
         }),
         State::Live(process) => {
@@ -181,11 +184,14 @@ fn quit(
         Ok(said) => said,
         // It left while we asked, or its sockets went; its process will tell.
         Err(AskError::NoDaemon(_)) => String::new(),
-        Err(AskError::Silent(limit)) => return Err(still_running(host, &record, limit)),
+        // It is draining. Without a server there is nothing to wait for.
+        Err(AskError::Silent(limit)) if has_server(host, process) => {
+            return Err(still_running(host, &record, limit));
+        }
         Err(AskError::Call(RunError::Interrupted(signal))) => {
             return Err(Error::Interrupted(signal));
         }
-        Err(error @ (AskError::Dropped(_) | AskError::Busy | AskError::Call(_))) => {
+        Err(error) => {
             return Err(Error::NotAnswering {
                 name: record.name.clone(),
                 pid: process.id.pid,
@@ -219,6 +225,10 @@ fn quit(
         return Err(still_running(host, &record, QUIT_LIMIT));
     }
     finish(host, locked, record)
+}
+
+fn has_server(host: &Host, process: &Running) -> bool {
+    !process::children_of(host, process.id.pid).is_empty()
 }
 
 fn still_running(host: &Host, record: &DaemonRecord, limit: Duration) -> Error {

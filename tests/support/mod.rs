@@ -292,6 +292,14 @@ pub fn signal(pid: i32, signal: nix::sys::signal::Signal) {
     let _ = nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), signal);
 }
 
+/// Stops a process, as Ctrl-Z would, and waits until it stands still.
+pub fn freeze(pid: i32) {
+    signal(pid, nix::sys::signal::Signal::SIGSTOP);
+    wait_until("the process is stopped", || {
+        stat_fields(pid).is_some_and(|fields| fields[0] == "T")
+    });
+}
+
 pub fn set_mode(path: impl AsRef<Path>, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
@@ -348,6 +356,12 @@ impl<'s> Call<'s> {
 
     pub fn unset(mut self, key: &str) -> Self {
         self.env.retain(|(name, _)| name != key);
+        self
+    }
+
+    /// One more argument.
+    pub fn and(mut self, argument: impl AsRef<OsStr>) -> Self {
+        self.argv.push(argument.as_ref().to_owned());
         self
     }
 

@@ -6,7 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
 
-use crate::support::{Call, Done, N0, Sandbox, pid, set_mode, uni_cumps};
+use crate::support::{Call, Done, N0, Sandbox, our_uid, pid, set_mode, uni_cumps, without_root};
 
 /// The permission bits of a path, and of a link itself.
 pub(crate) fn mode(path: impl AsRef<Path>) -> u32 {
@@ -142,7 +142,7 @@ fn start_path_limit() {
     for too_long in [of_length("q", 88), of_length("é", 88)] {
         start_in(&machine, &too_long, &log)
             .fails("the pipe directory's path is too long: 88 bytes, and CUDA MPS takes 87")
-            .said("hint: --pipe-dir /tmp/mps-0-a/pipe");
+            .said(&format!("hint: --pipe-dir /tmp/mps-{}-a/pipe", our_uid()));
         assert!(!too_long.exists());
     }
     nothing_was_done(&machine);
@@ -262,6 +262,9 @@ fn start_explicit_dir_restart() {
 
 #[test]
 fn start_dir_unwritable() {
+    if without_root() {
+        return;
+    }
     let machine = Sandbox::new();
     let home = home_of(&machine, 65534);
     machine.sh("mkdir -m 755 ro rp rl");
@@ -313,6 +316,9 @@ fn start_record_dir_blocked() {
 
 #[test]
 fn start_home_readonly_user() {
+    if without_root() {
+        return;
+    }
     let machine = Sandbox::new();
     let home = machine.path("h65534");
     fs::create_dir(&home).unwrap();
@@ -328,6 +334,9 @@ fn start_home_readonly_user() {
 
 #[test]
 fn start_cache_unsearchable() {
+    if without_root() {
+        return;
+    }
     let machine = Sandbox::new();
     let home = home_of(&machine, 65534);
     machine.sh("mkdir -p h65534/.cache/unilab/cuda-mps/a; chmod 000 h65534/.cache/unilab");
@@ -352,6 +361,9 @@ fn start_cache_unsearchable() {
 
 #[test]
 fn home_unset_no_passwd() {
+    if without_root() {
+        return;
+    }
     let machine = Sandbox::new();
     let sentence = "HOME is not set and uid 12345 has no entry in the password database";
     machine.sh("mkdir t12345; chown 12345 t12345");
@@ -516,7 +528,7 @@ fn start_tmpdir_long() {
         .run(["start"])
         .env("TMPDIR", &long)
         .fails("the pipe directory's path is too long")
-        .said("hint: --pipe-dir /tmp/mps-0-");
+        .said(&format!("hint: --pipe-dir /tmp/mps-{}-", our_uid()));
     assert_eq!(fs::read_dir(long).unwrap().count(), 0);
     nothing_was_done(&machine);
 }
@@ -528,7 +540,10 @@ fn start_name_64_default_dir() {
     machine
         .run(["start", "--name", &name])
         .fails("the pipe directory's path is too long")
-        .said("hint: --pipe-dir /tmp/mps-0-xxxxxxxxxxxxxxxx/pipe");
+        .said(&format!(
+            "hint: --pipe-dir /tmp/mps-{}-xxxxxxxxxxxxxxxx/pipe",
+            our_uid()
+        ));
     assert!(!machine.records().exists());
     nothing_was_done(&machine);
 }
@@ -574,6 +589,9 @@ fn with_a_tmp_of_its_own<'s>(machine: &Sandbox, call: Call<'s>) -> Call<'s> {
 
 #[test]
 fn real_tmp_default() {
+    if without_root() {
+        return;
+    }
     let machine = Sandbox::new();
     let start = machine.run(["start"]).unset("TMPDIR");
     let started = with_a_tmp_of_its_own(&machine, start).succeeds();
@@ -593,6 +611,9 @@ fn real_tmp_default() {
 
 #[test]
 fn tmpdir_invalid() {
+    if without_root() {
+        return;
+    }
     let machine = Sandbox::new();
     let start = machine.run(["start"]).env("TMPDIR", "/nonexistent");
     let started = with_a_tmp_of_its_own(&machine, start)

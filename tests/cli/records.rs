@@ -4,9 +4,9 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::support::{N0, Sandbox, Sleeper, U0, hostname, is_running, pid, start_ticks};
+use crate::support::{N0, Sandbox, Sleeper, U0, hostname, is_running, our_uid, pid, start_ticks};
 
 /// Writes the file of a record as it is.
 fn write(machine: &Sandbox, name: &str, content: impl AsRef<[u8]>) {
@@ -413,4 +413,45 @@ fn record_format() {
     assert!((0.0..60.0).contains(&age));
     let mode = fs::metadata(machine.record_file("a")).unwrap();
     assert_eq!(mode.permissions().mode() & 0o7777, 0o600);
+}
+
+/// `tests/records` holds a file of every format that was ever written, the Python command's first.
+#[test]
+fn every_record_format_that_was_ever_written_is_read() {
+    let files = fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/records")).unwrap();
+    let mut seen = 0;
+    for file in files {
+        let machine = Sandbox::new();
+        let text = fs::read_to_string(file.unwrap().path()).unwrap();
+        let mut record: Value = serde_json::from_str(&text).unwrap();
+        record["uid"] = our_uid().into();
+        record["host"] = hostname().into();
+        machine.write_record("a", &record);
+        let status = machine.run(["status", "--json"]).succeeds().json();
+        let shown = &status["managed_daemons"][0];
+        assert_eq!(shown["record_state"], "stale");
+        for (key, value) in record.as_object().unwrap() {
+            assert_eq!(shown[key], *value, "{key}");
+        }
+        seen += 1;
+    }
+    assert_eq!(seen, 2);
+}
+
+/// What the Python command requires of a record, and of which type.
+#[test]
+fn a_record_of_ours_is_one_by_the_rules_of_the_python_command() {
+    let machine = Sandbox::new();
+    machine.start(&["--name", "a"]);
+    let text = fs::read_to_string(machine.record_file("a")).unwrap();
+    let record: Value = serde_json::from_str(&text).unwrap();
+    for key in ["host", "topology_mode", "pipe_directory", "log_directory"] {
+        assert!(record[key].is_string(), "{key}");
+    }
+    for key in ["uid", "pid", "process_start_ticks"] {
+        assert!(record[key].is_u64(), "{key}");
+    }
+    assert!(record["created_at"].is_f64());
+    let gpus = record["gpu_uuids"].as_array().unwrap();
+    assert!(gpus.iter().all(Value::is_string) && !gpus.is_empty());
 }

@@ -9,7 +9,7 @@ use std::process::Child;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::support::{N0, Sandbox, Sleeper, U0, U1, is_running, pid, signal, wait_until};
+use crate::support::{N0, Sandbox, Sleeper, U0, U1, is_running, our_uid, pid, signal, wait_until};
 
 /// Nothing was started, and nothing was written to HOME or TMPDIR.
 #[track_caller]
@@ -548,7 +548,7 @@ fn start_foreign_daemon() {
         .and("--log-dir")
         .and(machine.path("l2"))
         .fails("another control daemon already uses the pipe directory \"<S>/p\"")
-        .said(&format!("pid {daemon} of uid 0 runs there"));
+        .said(&format!("pid {daemon} of uid {} runs there", our_uid()));
     assert_eq!(state_of(machine.path("p")), before);
     assert!(!machine.path("l2").exists());
     assert_eq!(machine.daemons(), [daemon]);

@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 
 use crate::support::{
     Call, Done, N0, Sandbox, Sleeper, U0, U1, freeze, is_running, pid, start_ticks, uuid,
-    wait_until,
+    wait_until, without_root,
 };
 
 const RECORD_KEYS: [&str; 10] = [
@@ -620,6 +620,9 @@ const RENAMED_HOST: [&str; 6] = [
 
 #[test]
 fn record_other_host_live() {
+    if without_root() {
+        return;
+    }
     let machine = Sandbox::new();
     let record = machine.start(&[]);
     machine
@@ -637,6 +640,9 @@ fn record_other_host_live() {
 
 #[test]
 fn pid_namespace() {
+    if without_root() {
+        return;
+    }
     let elsewhere = ["/usr/bin/unshare", "-pf", "--mount-proc"];
     let machine = Sandbox::new();
     let record = machine.start(&[]);

@@ -10,7 +10,9 @@ use nix::sys::signal::Signal;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use serde_json::{Value, json};
 
-use crate::support::{N0, Sandbox, Sleeper, freeze, is_running, pid, signal, wait_until};
+use crate::support::{
+    N0, Sandbox, Sleeper, freeze, is_running, pid, signal, wait_until, without_root,
+};
 
 const NOTHING: &str = "{\n  \"stopped\": []\n}\n";
 
@@ -427,6 +429,9 @@ fn stop_start_immediately() {
 
 #[test]
 fn pid_namespace_stop() {
+    if without_root() {
+        return;
+    }
     let elsewhere = ["/usr/bin/unshare", "-pf", "--mount-proc"];
     let machine = Sandbox::new();
     let record = machine.start(&[]);

@@ -5,7 +5,9 @@ use std::process::Child;
 
 use nix::sys::signal::Signal;
 
-use crate::support::{N0, Sandbox, U0, is_running, pid, signal, start_ticks, wait_until};
+use crate::support::{
+    N0, Sandbox, U0, is_running, pid, signal, start_ticks, wait_until, without_root,
+};
 use crate::{Driver, Test};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -196,6 +198,9 @@ fn foreground_killed(driver: &Driver) {
 
 /// As the first process of a container: signals without a handler would be lost, and orphans are ours to reap.
 fn foreground_serves_as_pid_1(driver: &Driver) {
+    if without_root() {
+        return;
+    }
     let machine = driver.machine();
     let mut unshare = machine
         .run(["start", "--foreground", "--name", "f"])

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use nix::sys::signal::Signal;
 
-use crate::support::{N0, Sandbox, U0, is_running, pid, signal, wait_until};
+use crate::support::{N0, Sandbox, U0, is_running, pid, signal, wait_until, without_root};
 use crate::{Driver, Test};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -222,6 +222,9 @@ fn old_pid_file(driver: &Driver) {
 }
 
 fn other_pid_namespace(driver: &Driver) {
+    if without_root() {
+        return;
+    }
     let machine = driver.machine();
     let elsewhere = ["/usr/bin/unshare", "-pf", "--mount-proc"];
     let daemon = pid(&machine.start(&["--name", "a"]));

@@ -38,13 +38,16 @@ fn stand_in() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
     PATH.get_or_init(|| {
         let profile = uni_cumps().parent().expect("the binary has a directory");
-        let mut build = Command::new(env!("CARGO"));
-        build.args(["build", "--quiet", "--example", "demo"]);
-        if profile.ends_with("release") {
-            build.arg("--release");
+        // A test binary that is called by hand finds what cargo has built before.
+        if let Some(cargo) = std::env::var_os("CARGO") {
+            let mut build = Command::new(cargo);
+            build.args(["build", "--quiet", "--example", "demo"]);
+            if profile.ends_with("release") {
+                build.arg("--release");
+            }
+            build.current_dir(env!("CARGO_MANIFEST_DIR"));
+            assert!(build.status().expect("cargo runs").success());
         }
-        build.current_dir(env!("CARGO_MANIFEST_DIR"));
-        assert!(build.status().expect("cargo runs").success());
         profile.join("examples/demo")
     })
 }
@@ -240,7 +243,7 @@ impl Sandbox {
             "pipe_directory": pipe.join("pipe"),
             "process_start_ticks": start_ticks(pid).unwrap_or(1),
             "topology_mode": "single_gpu",
-            "uid": nix::unistd::geteuid().as_raw(),
+            "uid": our_uid(),
         })
     }
 
@@ -302,6 +305,27 @@ pub fn freeze(pid: i32) {
 
 pub fn set_mode(path: impl AsRef<Path>, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+/// Whether a test that must become another user, or enter a namespace, has to be left out. It is said on standard
+/// error, which is not captured.
+#[track_caller]
+pub fn without_root() -> bool {
+    let is_root = our_uid() == 0;
+    if !is_root {
+        let place = std::panic::Location::caller();
+        let line = format!(
+            "skipped, since it needs root: {}:{}\n",
+            place.file(),
+            place.line()
+        );
+        let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+    }
+    !is_root
+}
+
+pub fn our_uid() -> u32 {
+    nix::unistd::geteuid().as_raw()
 }
 
 pub fn hostname() -> String {

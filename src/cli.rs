@@ -61,13 +61,13 @@ pub struct StartArgs {
     /// One GPU: nvidia-smi's index or a UUID [default: the only visible GPU]
     #[arg(long, value_name = "GPU", allow_negative_numbers = true)]
     pub gpus: Option<String>,
-    /// The daemon's label [default: gpu-<the GPU's complete UUID>]
+    /// The daemon's label [default: gpu- and the GPU's complete UUID]
     #[arg(long)]
     pub name: Option<String>,
-    /// The pipe directory, at most 87 bytes [default: $TMPDIR/uni-cumps/<name>/pipe]
+    /// The pipe directory, at most 87 bytes [default: $TMPDIR/uni-cumps/NAME/pipe]
     #[arg(long, value_name = "DIR", value_parser = directory())]
     pub pipe_dir: Option<PathBuf>,
-    /// The log directory [default: $TMPDIR/uni-cumps/<name>/log]
+    /// The log directory [default: $TMPDIR/uni-cumps/NAME/log]
     #[arg(long, value_name = "DIR", value_parser = directory())]
     pub log_dir: Option<PathBuf>,
     /// Detach the daemon (this is the default)

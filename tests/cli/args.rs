@@ -77,9 +77,9 @@ fn help_text_wrong() {
     let machine = Sandbox::new();
     let help = machine.run(["start", "--help"]).succeeds().text();
     for promise in [
-        "[default: gpu-<the GPU's complete UUID>]",
-        "[default: $TMPDIR/uni-cumps/<name>/pipe]",
-        "[default: $TMPDIR/uni-cumps/<name>/log]",
+        "[default: gpu- and the GPU's complete UUID]",
+        "[default: $TMPDIR/uni-cumps/NAME/pipe]",
+        "[default: $TMPDIR/uni-cumps/NAME/log]",
     ] {
         assert!(help.contains(promise), "{promise} in {help}");
     }

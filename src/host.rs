@@ -41,6 +41,12 @@ impl Env {
         self.0.get(OsStr::new(key)).map(OsString::as_os_str)
     }
 
+    /// The caller's `CUDA_VISIBLE_DEVICES`, which may be set to nothing.
+    pub fn visible_devices(&self) -> Option<String> {
+        let mask = self.get("CUDA_VISIBLE_DEVICES")?;
+        Some(mask.to_string_lossy().into_owned())
+    }
+
     /// The value of a variable that is set to something.
     pub fn get_filled(&self, key: &str) -> Option<&OsStr> {
         self.get(key).filter(|value| !value.is_empty())

@@ -53,8 +53,7 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &DoctorArgs) -> Result<u8,
 
 fn gather(host: &Host, args: &DoctorArgs) -> Result<Report, Error> {
     let discovery = nvidia_smi::discover(host)?;
-    let mask = host.env.get("CUDA_VISIBLE_DEVICES");
-    let mask = mask.map(|mask| mask.to_string_lossy());
+    let mask = host.env.visible_devices();
     let plan = topology::resolve(args.gpus.as_deref(), &discovery.gpus, mask.as_deref())
         .map_err(|error| discovery.explain(error))?;
     let (daemons, _) = daemon::observe_all(host, &Store::of(host)?)?;

@@ -28,8 +28,7 @@ const END_LIMIT: Duration = Duration::from_secs(3);
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StartArgs) -> Result<u8, Error> {
     let discovery = nvidia_smi::discover(host)?;
-    let mask = host.env.get("CUDA_VISIBLE_DEVICES");
-    let mask = mask.map(|mask| mask.to_string_lossy());
+    let mask = host.env.visible_devices();
     let plan = topology::resolve(args.gpus.as_deref(), &discovery.gpus, mask.as_deref())
         .map_err(|error| discovery.explain(error))?;
     let name = match args.name.as_deref() {

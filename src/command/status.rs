@@ -52,8 +52,7 @@ fn gather(host: &Host) -> Result<Report, Error> {
         return Err(Error::Interrupted(signal));
     }
     let gpus = discovery.as_ref().map_or(&[][..], |found| &found.gpus);
-    let mask = host.env.get("CUDA_VISIBLE_DEVICES");
-    let mask = mask.map(|mask| mask.to_string_lossy().into_owned());
+    let mask = host.env.visible_devices();
     let visibility = topology::visible(gpus, mask.as_deref());
     let (daemons, others) = daemon::observe_all(host, &Store::of(host)?)?;
     Ok(Report {

@@ -15,4 +15,5 @@ mod records;
 mod start;
 mod status;
 mod stop;
+mod terminal;
 mod users;

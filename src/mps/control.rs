@@ -1,25 +1,18 @@
-//! The only file that knows nvidia-cuda-mps-control: how it is called, what it answers, the files it leaves. Facts
-//! without a source were measured with the control programs of drivers 535, 550 and 555.
+//! The control program: how it is called to become the daemon, and how the daemon is asked.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom};
-use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, Flock, FlockArg, OFlag, fcntl};
-use nix::libc;
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt,
-};
+use nix::fcntl::{Flock, FlockArg, OFlag};
 
+use super::pipe::lock_is_held;
 use crate::gpu::GpuUuid;
 use crate::host::{Host, is_executable};
-use crate::process::{self, Running};
 use crate::runner::{Finished, Invocation, Mode, RunError};
 
 /// The control program, which is the daemon with `-d` or `-f` and otherwise asks it.
@@ -251,9 +244,10 @@ impl<'h> Control<'h> {
     /// NVIDIA's daemon holds its lock and does echo, yet drops a session with status 0 in up to 37 of 100 cases while
     /// another client is connected (measured), and with an error in the others.
     fn patience(&self) -> u32 {
-        match lock(self.host, &self.pipe) {
-            Lock::Free => 3,
-            Lock::Held(_) | Lock::HeldElsewhere => 20,
+        if lock_is_held(self.host, &self.pipe) {
+            20
+        } else {
+            3
         }
     }
 
@@ -283,256 +277,6 @@ impl<'h> Control<'h> {
                 }
             })
             .ok_or(AskError::Busy)
-    }
-}
-
-/// What stands where the daemon's client socket belongs.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Socket {
-    /// Nothing.
-    Absent,
-    /// A socket that nobody listens on, left behind by a daemon that is gone.
-    Orphan,
-    /// A socket that takes connections. The pid is 0 for a process outside of our pid namespace, and `None` where the
-    /// kernel did not say.
-    Listening {
-        /// The listener.
-        pid: Option<i32>,
-    },
-    /// A FIFO, as stand-ins of the control program use.
-    Fifo,
-    /// Something else.
-    Other(&'static str),
-    /// It cannot be looked at.
-    Hidden(String),
-}
-
-impl Socket {
-    /// The socket's place in a sentence.
-    pub fn describe(&self, path: &Path) -> String {
-        match self {
-            Self::Absent => format!("there is no {path:?}"),
-            Self::Orphan => format!("nobody listens on {path:?}"),
-            Self::Listening { pid: Some(0) } => {
-                format!("a process of another pid namespace listens on {path:?}")
-            }
-            Self::Listening { pid: Some(pid) } => format!("pid {pid} listens on {path:?}"),
-            Self::Listening { pid: None } => format!("{path:?} takes connections"),
-            Self::Fifo => format!("{path:?} is a FIFO"),
-            Self::Other(what) => format!("{path:?} is {what}"),
-            Self::Hidden(reason) => format!("{path:?} cannot be looked at: {reason}"),
-        }
-    }
-}
-
-impl Socket {
-    /// The kind as `control_pipes` reports it, if it takes connections.
-    pub fn kind(&self) -> Option<&'static str> {
-        match self {
-            Self::Listening { .. } => Some("unix_socket"),
-            Self::Fifo => Some("fifo"),
-            Self::Absent | Self::Orphan | Self::Other(_) | Self::Hidden(_) => None,
-        }
-    }
-}
-
-/// The path of the client socket of the daemon in `pipe`.
-pub fn control_path(pipe: &Path) -> PathBuf {
-    pipe.join("control")
-}
-
-/// Looks at the daemon's client socket by connecting and leaving again, which costs the daemon two lines of log.
-pub fn control_socket(host: &Host, pipe: &Path) -> Socket {
-    let path = host.root.at(control_path(pipe));
-    let kind = match fs::metadata(&path) {
-        Ok(meta) => meta.file_type(),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Socket::Absent,
-        Err(error) if error.kind() == io::ErrorKind::NotADirectory => return Socket::Absent,
-        Err(error) => return Socket::Hidden(error.to_string()),
-    };
-    match kind {
-        kind if kind.is_fifo() => return Socket::Fifo,
-        kind if kind.is_dir() => return Socket::Other("a directory"),
-        kind if kind.is_file() => return Socket::Other("a regular file"),
-        kind if !kind.is_socket() => return Socket::Other("a device"),
-        _ => {}
-    }
-    // NVIDIA's is a SEQPACKET socket; a stand-in may listen on a stream.
-    let answer = match connect_to(&path, SockType::SeqPacket) {
-        Err(Errno::EPROTOTYPE) => connect_to(&path, SockType::Stream),
-        answer => answer,
-    };
-    match answer {
-        Ok(pid) => Socket::Listening { pid: Some(pid) },
-        // Its queue is full: somebody listens.
-        Err(Errno::EAGAIN) => Socket::Listening { pid: None },
-        Err(Errno::ECONNREFUSED | Errno::ENOENT) => Socket::Orphan,
-        Err(errno) => Socket::Hidden(errno.desc().to_owned()),
-    }
-}
-
-fn connect_to(path: &Path, kind: SockType) -> Result<i32, Errno> {
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let socket = socket(AddressFamily::Unix, kind, flags, None)?;
-    connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
-    Ok(getsockopt(&socket, sockopt::PeerCredentials)?.pid())
-}
-
-/// Who holds the POSIX lock on `control_lock`, which a daemon takes first and keeps for its life.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lock {
-    Free,
-    Held(i32),
-    HeldElsewhere,
-}
-
-fn lock(host: &Host, pipe: &Path) -> Lock {
-    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
-    let opened = OpenOptions::new()
-        .read(true)
-        .custom_flags(flags.bits())
-        .open(host.root.at(pipe.join("control_lock")));
-    let Ok(file) = opened else {
-        return Lock::Free;
-    };
-    let mut wanted = libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: 0,
-        l_len: 0,
-        l_pid: 0,
-    };
-    match fcntl(&file, FcntlArg::F_GETLK(&mut wanted)) {
-        Err(_) => Lock::Free,
-        Ok(_) if wanted.l_type == libc::F_UNLCK as libc::c_short => Lock::Free,
-        Ok(_) if wanted.l_pid > 0 => Lock::Held(wanted.l_pid),
-        Ok(_) => Lock::HeldElsewhere,
-    }
-}
-
-/// The process that is the daemon of a pipe directory.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Keeper {
-    /// There is none.
-    Nobody,
-    /// This one.
-    Process(Running),
-    /// There is one, in another pid namespace or of a user whose processes we cannot see.
-    Elsewhere,
-    /// Lock and socket belong to two processes.
-    Contradiction(String),
-}
-
-/// Who is the daemon in `pipe`: the holder of its lock, or the listener on its socket where the lock file was removed.
-pub fn keeper(host: &Host, pipe: &Path) -> Keeper {
-    let listener = match control_socket(host, pipe) {
-        Socket::Listening { pid } => pid,
-        _ => None,
-    };
-    let pid = match (lock(host, pipe), listener) {
-        (Lock::HeldElsewhere, _) | (Lock::Free, Some(0)) => return Keeper::Elsewhere,
-        (Lock::Free, None) => return Keeper::Nobody,
-        (Lock::Held(holder), Some(listener)) if holder != listener => {
-            return Keeper::Contradiction(format!(
-                "pid {holder} holds its lock, and pid {listener} listens on its socket"
-            ));
-        }
-        (Lock::Held(pid), _) | (Lock::Free, Some(pid)) => pid,
-    };
-    if let Some(process) = process::running(host, pid) {
-        return Keeper::Process(process);
-    }
-    // Either it has ended between the two looks, or /proc hides other users' processes from us.
-    let is_there = lock(host, pipe) != Lock::Free
-        || matches!(control_socket(host, pipe), Socket::Listening { .. });
-    match is_there {
-        true => Keeper::Elsewhere,
-        false => Keeper::Nobody,
-    }
-}
-
-/// The pid of the lock's holder, if it is of our pid namespace.
-pub fn lock_holder(host: &Host, pipe: &Path) -> Option<i32> {
-    match lock(host, pipe) {
-        Lock::Held(pid) => Some(pid),
-        Lock::Free | Lock::HeldElsewhere => None,
-    }
-}
-
-/// Whether the socket through which a daemon takes `quit` is gone. Without it the control program asks through the
-/// clients' socket, and is refused.
-pub fn lacks_privileged_socket(host: &Host, pipe: &Path) -> bool {
-    !host.root.at(pipe.join("control_privileged")).exists()
-}
-
-/// The process that the pid file names. A hint only: 535 writes none, and 550 writes over an older, longer one without
-/// truncating it.
-pub fn named_by_pid_file(host: &Host, pipe: &Path) -> Option<Running> {
-    let file = host.root.at(pipe.join("nvidia-cuda-mps-control.pid"));
-    let pid = fs::read_to_string(file).ok()?.trim().parse().ok()?;
-    process::running(host, pid).filter(|process| process.uid == host.uid)
-}
-
-/// Removes what NVIDIA's daemon leaves in its pipe directory. Only for a daemon that is gone: nothing happens while a
-/// lock is held or somebody listens, and only files of the right kind go.
-pub fn clear(host: &Host, pipe: &Path) {
-    if keeper(host, pipe) != Keeper::Nobody {
-        return;
-    }
-    for name in [
-        "control",
-        "control_privileged",
-        "log",
-        "nvidia-cuda-mps-control.pid",
-        "control_lock",
-    ] {
-        let path = host.root.at(pipe.join(name));
-        let is_leftover = fs::symlink_metadata(&path).is_ok_and(|meta| match name {
-            "control" | "control_privileged" => meta.file_type().is_socket(),
-            "log" => meta.file_type().is_fifo(),
-            _ => meta.is_file(),
-        });
-        if is_leftover {
-            // Best effort: a daemon starts over its own leftovers.
-            let _ = fs::remove_file(path);
-        }
-    }
-}
-
-/// The end of control.log as it was, to tell new lines from those of earlier daemons.
-pub struct LogMark {
-    path: PathBuf,
-    length: u64,
-}
-
-/// Lines of control.log that a message quotes at the most.
-const TAIL: usize = 12;
-
-impl LogMark {
-    /// Remembers where control.log ends now.
-    pub fn set(host: &Host, log: &Path) -> Self {
-        let path = host.root.at(log.join("control.log"));
-        let length = fs::metadata(&path).map_or(0, |meta| meta.len());
-        Self { path, length }
-    }
-
-    /// The last lines written since.
-    pub fn new_lines(&self) -> Option<String> {
-        let mut file = OpenOptions::new()
-            .read(true)
-            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
-            .open(&self.path)
-            .ok()?;
-        let end = file.metadata().ok()?.len();
-        let from = if end < self.length { 0 } else { self.length };
-        file.seek(SeekFrom::Start(from.max(end.saturating_sub(64 << 10))))
-            .ok()?;
-        let mut bytes = Vec::new();
-        file.take(64 << 10).read_to_end(&mut bytes).ok()?;
-        let text = String::from_utf8_lossy(&bytes);
-        let lines: Vec<&str> = text.trim().lines().collect();
-        let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n");
-        (!tail.is_empty()).then_some(tail)
     }
 }
 
@@ -674,46 +418,5 @@ mod tests {
         let control = Control::find(&host, Path::new(PIPE), Path::new("/log")).unwrap();
         let gpus = ["GPU-a", "GPU-b"].map(|uuid| uuid.parse().unwrap());
         assert!(control.launch(&gpus).unwrap().status.success());
-    }
-
-    #[test]
-    fn only_new_lines_of_the_log_are_quoted() {
-        let root = machine();
-        let host = host(root.path(), Vec::new());
-        let file = root.path().join("control.log");
-        fs::write(&file, "old\n").unwrap();
-        let mark = LogMark::set(&host, Path::new("/"));
-        assert_eq!(mark.new_lines(), None);
-        fs::write(&file, "old\nnew 1\nnew 2\n").unwrap();
-        assert_eq!(mark.new_lines().as_deref(), Some("new 1\nnew 2"));
-    }
-
-    #[test]
-    fn leftovers_go_and_what_is_not_one_stays() {
-        let root = machine();
-        let host = host(root.path(), Vec::new());
-        let pipe = root.path().join("pipe");
-        drop(std::os::unix::net::UnixListener::bind(pipe.join("control")).unwrap());
-        fs::write(pipe.join("control_lock"), "").unwrap();
-        fs::create_dir(pipe.join("log")).unwrap();
-        fs::write(pipe.join("notes"), "").unwrap();
-        assert_eq!(control_socket(&host, Path::new(PIPE)), Socket::Orphan);
-        clear(&host, Path::new(PIPE));
-        let mut left: Vec<_> = fs::read_dir(pipe)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
-        left.sort();
-        assert_eq!(left, ["log", "notes"]);
-    }
-
-    #[test]
-    fn nothing_is_cleared_while_somebody_listens() {
-        let root = machine();
-        let host = host(root.path(), Vec::new());
-        let socket = root.path().join("pipe/control");
-        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        clear(&host, Path::new(PIPE));
-        assert!(socket.exists());
     }
 }

@@ -34,6 +34,8 @@ pub enum Command {
     Stop(StopArgs),
     /// Print the environment of a recorded daemon's clients
     Env(EnvArgs),
+    /// Remove what daemons that are gone have left behind
+    Prune(PruneArgs),
 }
 
 /// `status`
@@ -76,6 +78,9 @@ pub struct StartArgs {
     /// Stay with the daemon until it ends: for systemd and containers. Its log goes to stderr
     #[arg(long)]
     pub foreground: bool,
+    /// Start even if another daemon of yours serves the GPU: their servers take turns on it, which defeats MPS
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// `stop`
@@ -87,6 +92,13 @@ pub struct StopArgs {
     /// Stop all your recorded daemons on this machine
     #[arg(long, conflicts_with = "name")]
     pub all: bool,
+    /// How long a daemon may wait for its clients to end. Then they are cut off, and a daemon that is still there gets
+    /// SIGTERM
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=86_400))]
+    pub timeout: u64,
+    /// In the end use SIGKILL, also for a frozen daemon or one that refuses: work in flight may leave the GPU undefined
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// `env`
@@ -98,6 +110,17 @@ pub struct EnvArgs {
     /// The shell to print for
     #[arg(long, value_enum, default_value = "posix")]
     pub shell: Shell,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `prune`
+#[derive(Debug, Args)]
+pub struct PruneArgs {
+    /// Only say what would be removed
+    #[arg(long)]
+    pub dry_run: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,

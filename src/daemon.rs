@@ -2,6 +2,7 @@
 //! quit.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ pub enum State {
     Unreachable(Running),
     /// Its process is gone.
     Stale,
+    /// It was started before the machine's last boot, so its process is gone.
+    OtherBoot,
     /// It was started in another pid namespace of this machine. Whether it is reachable is all that can be said.
     OtherPidNamespace {
         /// Somebody listens on its socket.
@@ -43,6 +46,7 @@ impl State {
             Self::NotAnswering(_) => "not-answering",
             Self::Unreachable(_) => "unreachable",
             Self::Stale => "stale",
+            Self::OtherBoot => "other-boot",
             Self::OtherPidNamespace { .. } => "other-pid-namespace",
             Self::OtherHost => "other-host",
         }
@@ -54,8 +58,15 @@ impl State {
             Self::Live(process) | Self::NotAnswering(process) | Self::Unreachable(process) => {
                 Some(process)
             }
-            Self::Stale | Self::OtherPidNamespace { .. } | Self::OtherHost => None,
+            Self::Stale | Self::OtherBoot | Self::OtherPidNamespace { .. } | Self::OtherHost => {
+                None
+            }
         }
+    }
+
+    /// Whether the daemon is certainly gone, so that its record may go as well.
+    pub fn is_over(&self) -> bool {
+        matches!(self, Self::Stale | Self::OtherBoot)
     }
 
     /// Whether programs that are told of it would reach it.
@@ -63,7 +74,7 @@ impl State {
         match self {
             Self::Live(_) | Self::NotAnswering(_) => true,
             Self::OtherPidNamespace { reachable } => *reachable,
-            Self::Unreachable(_) | Self::Stale | Self::OtherHost => false,
+            Self::Unreachable(_) | Self::Stale | Self::OtherBoot | Self::OtherHost => false,
         }
     }
 }
@@ -113,7 +124,7 @@ pub fn observe(host: &Host, here: &Place, record: DaemonRecord) -> Observed {
 
 fn state(host: &Host, here: &Place, record: &DaemonRecord, socket: &Socket) -> State {
     match record.belongs(here) {
-        Belongs::OtherBoot => return State::Stale,
+        Belongs::OtherBoot => return State::OtherBoot,
         Belongs::OtherHost => return State::OtherHost,
         Belongs::OtherPidNamespace => {
             return State::OtherPidNamespace {
@@ -197,15 +208,41 @@ fn launcher(host: &Host, here: &Place, intent: &DaemonRecord) -> Option<i32> {
     process::still_running(host, intent.process).map(|launcher| launcher.id.pid)
 }
 
-/// The daemon that an interrupted start left behind: the keeper of the pipe directory that it was launched into.
+/// What an interrupted start left behind: the keeper of the pipe directory that it launched a daemon into, or the
+/// control program that is about to become it.
 pub fn left_by(host: &Host, here: &Place, intent: &DaemonRecord) -> Option<Running> {
     if intent.belongs(here) != Belongs::Here {
         return None;
     }
     match mps::keeper(host, &intent.pipe_directory) {
-        Keeper::Process(process) if process.uid == host.uid => Some(process),
-        Keeper::Process(_) | Keeper::Nobody | Keeper::Elsewhere | Keeper::Contradiction(_) => None,
+        Keeper::Process(process) => (process.uid == host.uid).then_some(process),
+        Keeper::Nobody => mps::coming_up(host, &intent.pipe_directory),
+        Keeper::Elsewhere | Keeper::Contradiction(_) => None,
     }
+}
+
+/// Whether an intent's start is over and nothing of it runs. Asked under the lock, where no start is at work.
+pub fn left_nothing(host: &Host, here: &Place, intent: &DaemonRecord) -> bool {
+    match intent.belongs(here) {
+        Belongs::OtherBoot => true,
+        Belongs::Here => {
+            launcher(host, here, intent).is_none()
+                && settled_keeper(host, &intent.pipe_directory) == Keeper::Nobody
+        }
+        Belongs::OtherHost | Belongs::OtherPidNamespace => false,
+    }
+}
+
+/// How long a control program that was launched may take to become the daemon, or to give up.
+const SETTLE_LIMIT: Duration = Duration::from_secs(10);
+
+/// Who keeps the pipe directory once no control program is about to.
+pub fn settled_keeper(host: &Host, pipe: &Path) -> Keeper {
+    let settled = host.wait_for(SETTLE_LIMIT, || match mps::keeper(host, pipe) {
+        Keeper::Nobody if mps::coming_up(host, pipe).is_some() => None,
+        keeper => Some(keeper),
+    });
+    settled.unwrap_or(Keeper::Nobody)
 }
 
 /// All records of this user with their states, by name, and the entries that are none. Records of other users are left
@@ -300,6 +337,20 @@ pub fn unreachable(daemon: &Observed) -> Error {
 /// Ends a daemon's process with SIGTERM and waits for its end; `false` if it is still there after `limit`. The daemon
 /// has no handler: it ends at once and leaves its files.
 pub fn terminate(host: &Host, process: &Running, limit: Duration) -> Result<bool, Error> {
+    end_with(host, process, limit, Handle::terminate)
+}
+
+/// Likewise with SIGKILL.
+pub fn kill(host: &Host, process: &Running, limit: Duration) -> Result<bool, Error> {
+    end_with(host, process, limit, Handle::kill)
+}
+
+fn end_with(
+    host: &Host,
+    process: &Running,
+    limit: Duration,
+    end: fn(&Handle) -> io::Result<()>,
+) -> Result<bool, Error> {
     let failed = |source| Error::Signal {
         pid: process.id.pid,
         source,
@@ -307,7 +358,7 @@ pub fn terminate(host: &Host, process: &Running, limit: Duration) -> Result<bool
     let Some(handle) = Handle::of(host, process.id).map_err(failed)? else {
         return Ok(true);
     };
-    handle.terminate().map_err(failed)?;
+    end(&handle).map_err(failed)?;
     Ok(handle.wait(host, limit))
 }
 

@@ -296,17 +296,15 @@ pub enum Error {
         /// The answer.
         said: String,
     },
-    /// `quit` was accepted, and the daemon is still there.
-    #[error("the daemon {name} (pid {pid}) is still running after {seconds} s")]
+    /// Everything that may be done was done, and a process is still there.
+    #[error("pid {pid} of daemon {name} is still running")]
     StillRunning {
         /// The daemon.
         name: DaemonName,
-        /// Its pid.
+        /// The process: the daemon itself or one of its servers.
         pid: i32,
-        /// How long we waited.
-        seconds: u64,
-        /// The pids of its servers, which `quit` waits for.
-        servers: Vec<i32>,
+        /// Whether SIGKILL was tried.
+        forced: bool,
     },
     /// A daemon's process was looked for and something else was found.
     #[error("it is not certain which process is the daemon in {pipe:?}")]
@@ -538,13 +536,10 @@ impl Error {
             Self::LeftRunning { failure, .. } => failure.cause(),
             Self::NotAnswering { cause, .. } => Some(cause.clone()),
             Self::QuitRefused { said, .. } => Some(format!("it answered: {said}")),
-            Self::StillRunning { servers, .. } if servers.is_empty() => {
-                Some("it accepted quit and has not ended".into())
-            }
-            Self::StillRunning { servers, .. } => Some(format!(
-                "it waits for the clients of its server (pid {}) to end",
-                list(servers)
-            )),
+            Self::StillRunning { forced: false, .. } => Some("SIGTERM did not end it".into()),
+            Self::StillRunning { forced: true, .. } => Some(
+                "SIGKILL did not end it: it hangs in the kernel, as with a wedged driver".into(),
+            ),
             Self::Contradiction { found, .. } => Some(found.clone()),
         }
     }
@@ -649,7 +644,7 @@ impl Error {
             Self::Interrupted(_) => "what had been started was ended again".into(),
             Self::NotAnswering {
                 pid, stopped: true, ..
-            } => format!("kill -CONT {pid}, then try again"),
+            } => format!("let it go on with kill -CONT {pid}, or add --force to end it"),
             Self::NotAnswering { name, .. } => {
                 format!(
                     "a connected client that stays silent blocks it; end that, then uni-cumps stop --name {name}"
@@ -658,9 +653,16 @@ impl Error {
             Self::QuitRefused { name, .. } => {
                 format!("run as its owner: uni-cumps stop --name {name}")
             }
-            Self::StillRunning { name, .. } => {
-                format!("end the programs that use it, then uni-cumps stop --name {name}")
+            Self::StillRunning {
+                name,
+                forced: false,
+                ..
+            } => {
+                format!("uni-cumps stop --name {name} --force")
             }
+            Self::StillRunning {
+                pid, forced: true, ..
+            } => format!("ps -fp {pid}"),
             Self::Contradiction { .. } => {
                 "uni-cumps status, and end by hand what should not be there".into()
             }

@@ -8,7 +8,7 @@
 //! | seam | `runner` `host` | calling programs; the file tree, the environment and the clock |
 //! | plans | `topology` | which GPU a selector and a mask mean; pure |
 //! | surface | `cli` `ui` | the command line; everything that is printed |
-//! | services | `process` `runtime_dir` `store` `nvidia_smi` `mps` `daemon` | processes and signals; private directories; records on disk; NVIDIA's two programs; a recorded daemon's state |
+//! | services | `process` `runtime_dir` `store` `nvidia_smi` `mps` `daemon` `launch` | processes and signals; private directories; records on disk; NVIDIA's two programs; a recorded daemon's state; bringing one up |
 //! | commands | `command` | one verb a file; they never import one another |
 
 pub mod cli;
@@ -17,6 +17,7 @@ pub mod daemon;
 pub mod error;
 pub mod gpu;
 pub mod host;
+pub mod launch;
 pub mod mps;
 pub mod nvidia_smi;
 pub mod process;

@@ -81,11 +81,25 @@ pub fn program_name(host: &Host, pid: i32) -> Option<String> {
     Some(program.rsplit('/').next()?.to_owned())
 }
 
-/// The pids of a process's running children.
-pub fn children_of(host: &Host, pid: i32) -> Vec<i32> {
+/// A process's running children.
+pub fn children_of(host: &Host, pid: i32) -> Vec<Running> {
+    let list = fs::read_to_string(proc_path(host, pid, &format!("task/{pid}/children")));
+    match list {
+        Ok(list) => list
+            .split_whitespace()
+            .filter_map(|child| running(host, child.parse().ok()?))
+            .collect(),
+        // A kernel without CONFIG_PROC_CHILDREN.
+        Err(_) => all(host).filter(|process| process.parent == pid).collect(),
+    }
+}
+
+/// The running processes of this user that were called as `program` with this variable in their environment.
+pub fn called_with(host: &Host, program: &str, key: &str, value: &str) -> Vec<Running> {
     all(host)
-        .filter(|process| process.parent == pid)
-        .map(|process| process.id.pid)
+        .filter(|process| process.uid == host.uid)
+        .filter(|process| program_name(host, process.id.pid).as_deref() == Some(program))
+        .filter(|process| variable_of(host, process.id.pid, key).as_deref() == Some(value))
         .collect()
 }
 

@@ -401,17 +401,62 @@ fn network_file_system(directory: &File) -> Option<&'static str> {
     }
 }
 
+/// The parents that our default directories may be in, under the present TMPDIR.
+fn own_parents(host: &Host) -> [PathBuf; 2] {
+    let tmp = temporary_directory(host, &mut Vec::new());
+    [
+        tmp.join("uni-cumps"),
+        tmp.join(format!("uni-cumps-{}", host.uid)),
+    ]
+}
+
+/// The default directories of daemons that this user has or had, by name.
+pub fn own_directories(host: &Host) -> Vec<(DaemonName, PathBuf)> {
+    let is_ours = |path: &Path| {
+        fs::symlink_metadata(host.root.at(path))
+            .is_ok_and(|meta| meta.is_dir() && meta.uid() == host.uid)
+    };
+    let mut found = Vec::new();
+    for parent in own_parents(host) {
+        if !is_ours(&parent) {
+            continue;
+        }
+        for entry in fs::read_dir(host.root.at(&parent)).into_iter().flatten() {
+            let name = entry
+                .ok()
+                .and_then(|entry| entry.file_name().into_string().ok());
+            if let Some(name) = name
+                && let Ok(daemon) = name.parse()
+                && is_ours(&parent.join(&name))
+            {
+                found.push((daemon, parent.join(name)));
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Removes a default directory with its logs. A file that no daemon makes stays, and with it the directory; then this
+/// is `false`.
+pub fn remove(host: &Host, own: &Path) -> bool {
+    let own = host.root.at(own);
+    for log in ["control.log", "server.log"] {
+        let _ = fs::remove_file(own.join("log").join(log));
+    }
+    for directory in ["log", "pipe"] {
+        let _ = fs::remove_dir(own.join(directory));
+    }
+    fs::remove_dir(own).is_ok()
+}
+
 /// Removes the pipe directory of a daemon that is gone if it is one of our default ones and empty. The logs stay.
 pub fn remove_if_empty(host: &Host, pipe: &Path) {
+    let parent = pipe.ancestors().nth(2).and_then(Path::file_name);
     let is_default = pipe.ends_with("pipe")
-        && pipe
-            .ancestors()
-            .nth(2)
-            .and_then(Path::file_name)
-            .and_then(OsStr::to_str)
-            .is_some_and(|parent| {
-                parent == "uni-cumps" || parent == format!("uni-cumps-{}", host.uid)
-            });
+        && parent.and_then(OsStr::to_str).is_some_and(|parent| {
+            parent == "uni-cumps" || parent == format!("uni-cumps-{}", host.uid)
+        });
     if is_default {
         // Not empty, not ours, or gone: then it stays as it is.
         let _ = fs::remove_dir(host.root.at(pipe));

@@ -20,6 +20,11 @@ const BASE: &str = ".cache/unilab/cuda-mps";
 const RECORD: &str = "daemon.json";
 /// What `start` is about to do, in the form of a record whose process is that `start`. It stands until the record does.
 const INTENT: &str = "starting.json";
+/// Files that are being written have names that begin like this.
+const ASIDE: &str = ".aside-";
+/// The directory of records that were replaced, and how many of them are kept.
+const QUARANTINE: &str = ".stale";
+const QUARANTINED: usize = 8;
 /// A record has less than 1 KiB.
 const SIZE_LIMIT: u64 = 64 << 10;
 /// How long we wait for another uni-cumps that works on the same daemon.
@@ -133,6 +138,33 @@ impl<'h> Store<'h> {
             (None, Some(intent)) => Some(intent.map_or_else(damaged, Entry::Intent)),
             (None, None) => None,
         }
+    }
+
+    /// The directories of replaced records, the oldest first.
+    pub fn quarantined(&self) -> Vec<PathBuf> {
+        let directory = self.base.join(QUARANTINE);
+        let entries = fs::read_dir(self.host.root.at(&directory));
+        let mut found: Vec<(u128, PathBuf)> = entries
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| {
+                let name = entry.ok()?.file_name();
+                let (_, milliseconds) = name.to_str()?.rsplit_once('-')?;
+                Some((milliseconds.parse().ok()?, directory.join(&name)))
+            })
+            .collect();
+        found.sort();
+        found.into_iter().map(|(_, path)| path).collect()
+    }
+
+    /// Removes a replaced record. A file of somebody else's stays, and with it the directory; then this is `false`.
+    pub fn remove_quarantined(&self, directory: &Path) -> bool {
+        let directory = self.host.root.at(directory);
+        for file in [RECORD, INTENT] {
+            let _ = fs::remove_file(directory.join(file));
+        }
+        sweep(&directory);
+        fs::remove_dir(directory).is_ok()
     }
 
     /// The lock under which one daemon's record may be changed. Waits for its present holder, and names it when the
@@ -375,7 +407,10 @@ impl Locked<'_> {
     fn write(&self, file: &str, record: &DaemonRecord) -> io::Result<()> {
         let directory = self.store.host.root.at(self.directory());
         create_private(&directory)?;
-        let mut aside = tempfile::NamedTempFile::new_in(&directory)?;
+        sweep(&directory);
+        let mut aside = tempfile::Builder::new()
+            .prefix(ASIDE)
+            .tempfile_in(&directory)?;
         aside.write_all(crate::ui::json_text(&record.to_json()).as_bytes())?;
         aside.as_file().sync_all()?;
         aside.persist(directory.join(file))?;
@@ -394,20 +429,45 @@ impl Locked<'_> {
     pub fn remove(&self) -> Result<(), Error> {
         self.unlink(RECORD)?;
         self.unlink(INTENT)?;
-        let _ = fs::remove_dir(self.store.host.root.at(self.directory()));
+        let directory = self.store.host.root.at(self.directory());
+        sweep(&directory);
+        let _ = fs::remove_dir(directory);
         Ok(())
     }
 
-    /// Moves the whole record directory to `.stale/<name>-<milliseconds>`, as the Python command does.
+    /// Moves the whole record directory to `.stale/<name>-<milliseconds>`, as the Python command does. The oldest ones
+    /// there make room.
     pub fn quarantine(&self) -> Result<(), Error> {
         let root = &self.store.host.root;
-        let stale = self.store.base.join(".stale");
+        let stale = self.store.base.join(QUARANTINE);
         let now = self.store.host.clock.now().duration_since(UNIX_EPOCH);
         let milliseconds = now.unwrap_or_default().as_millis();
         let target = stale.join(format!("{}-{milliseconds}", self.name));
         create_private(&root.at(&stale))
             .and_then(|()| fs::rename(root.at(self.directory()), root.at(target)))
-            .map_err(self.failed("move away", ""))
+            .map_err(self.failed("move away", ""))?;
+        let old = self.store.quarantined();
+        for directory in &old[..old.len().saturating_sub(QUARANTINED)] {
+            self.store.remove_quarantined(directory);
+        }
+        Ok(())
+    }
+}
+
+/// Removes files that a killed writer has left. The caller holds the lock, so nobody is writing now.
+fn sweep(directory: &Path) {
+    let Ok(entries) = fs::read_dir(directory) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        if entry
+            .file_name()
+            .as_encoded_bytes()
+            .starts_with(ASIDE.as_bytes())
+        {
+            // Best effort: it is in nobody's way.
+            let _ = fs::remove_file(entry.path());
+        }
     }
 }
 

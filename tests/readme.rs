@@ -78,7 +78,7 @@ fn shell_word(text: &str) -> String {
 fn every_command_and_flag_of_the_help_is_in_the_table_of_commands() {
     let machine = Sandbox::new();
     let text = readme();
-    for command in ["status", "doctor", "start", "stop", "env"] {
+    for command in ["status", "doctor", "start", "stop", "env", "prune"] {
         let row = text
             .lines()
             .find(|line| line.starts_with(&format!("| `{command} ")))
@@ -104,6 +104,7 @@ fn every_state_is_explained() {
         "stale",
         "other-pid-namespace",
         "other-host",
+        "other-boot",
     ] {
         assert!(text.contains(&format!("`{word}`")), "{word}");
     }

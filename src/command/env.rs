@@ -40,7 +40,7 @@ fn reachable_daemon(host: &Host, name: Option<&str>) -> Result<DaemonRecord, Err
             Err(Error::OtherPidNamespace(daemon.record.name))
         }
         State::Unreachable(_) => Err(daemon::unreachable(&daemon)),
-        State::Stale => Err(Error::Stale(daemon.record.name)),
+        State::Stale | State::OtherBoot => Err(Error::Stale(daemon.record.name)),
         State::OtherHost => Err(daemon::other_host(host, &store, &daemon.record)),
     }
 }

@@ -2,6 +2,7 @@
 
 mod doctor;
 mod env;
+mod prune;
 mod start;
 mod status;
 mod stop;
@@ -19,6 +20,7 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
         Command::Start(args) => (start::run(host, ui, args), false),
         Command::Stop(args) => (stop::run(host, ui, args), false),
         Command::Env(args) => (env::run(host, ui, args), args.json),
+        Command::Prune(args) => (prune::run(host, ui, args), args.json),
     };
     result.unwrap_or_else(|error| {
         ui.failure(&error, json);

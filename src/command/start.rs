@@ -1,30 +1,22 @@
 //! `start`: a control daemon of the user's own for one GPU, recorded once it answers.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
 use crate::cli::StartArgs;
 use crate::daemon::{self, State};
 use crate::error::Error;
-use crate::gpu::{ComputeMode, Gpu};
+use crate::gpu::{ComputeMode, Gpu, GpuUuid};
 use crate::host::Host;
-use crate::mps::{self, AskError, CONTROL, Control, Keeper, LogMark, Socket};
+use crate::launch::{Launch, end_unannounced};
+use crate::mps::{self, CONTROL, Control, Keeper, Socket};
 use crate::nvidia_smi::{self, Discovery};
-use crate::process::{self, Handle, Running};
-use crate::record::{DaemonName, DaemonRecord, Place, ProcessId};
-use crate::runner::{Finished, RunError, Status, hold_signals};
+use crate::process::{self, Running};
+use crate::record::{Belongs, DaemonName, DaemonRecord, Place, ProcessId};
+use crate::runner::hold_signals;
 use crate::runtime_dir::{self, Directories};
 use crate::store::{Entry, Locked, Store};
 use crate::topology::{self, Plan};
 use crate::ui::Ui;
-
-/// How long a launched daemon may take until it answers. It takes milliseconds.
-const READY_LIMIT: Duration = Duration::from_secs(10);
-/// Less time than this is not enough for one more question; what the last one has shown is the better message.
-const SESSION: Duration = Duration::from_millis(100);
-/// How long a daemon that did not become ready may take to end.
-const END_LIMIT: Duration = Duration::from_secs(3);
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StartArgs) -> Result<u8, Error> {
     let discovery = nvidia_smi::discover(host)?;
@@ -58,19 +50,45 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StartArgs) -> Result<u8, 
         host,
         store: &store,
         locked: &locked,
-        control: &control,
         here: process::place(host),
+        gpus: [plan.gpu.uuid.clone()],
         plan,
         name,
-        directories,
+        directories: &directories,
+        force: args.force,
+    };
+    let launch = Launch {
+        host,
+        control: &control,
+        directories: &directories,
+        gpus: &start.gpus,
     };
     // From here on we would leave something behind.
     let _held = hold_signals();
     let way = locked.with_all(|| start.prepare(ui))?;
     let record = match way {
-        Way::Adopt(process) => start.adopt(ui, process)?,
-        Way::Launch if args.foreground => return start.in_foreground(ui),
-        Way::Launch => start.detached()?,
+        Way::Adopt(process) => launch.answers().and_then(|_| {
+            let record = start.put(&process)?;
+            ui.note(format!(
+                "{} ran already in {:?} without a record; it is recorded again",
+                process.id, directories.pipe
+            ));
+            Ok(record)
+        })?,
+        Way::Launch if args.foreground => {
+            let finished = launch
+                .foreground(|process| {
+                    ui.json(&start.put(process)?.to_json());
+                    locked.release();
+                    Ok(())
+                })
+                .map_err(|failure| start.take_back(failure))?;
+            start.forget_foreground()?;
+            return Ok(finished.status.shell_code());
+        }
+        Way::Launch => launch
+            .detached(|found| start.may_join(found), |process| start.put(process))
+            .map_err(|failure| start.take_back(failure))?,
     };
     ui.json(&record.to_json());
     let name_option = match args.name {
@@ -147,11 +165,12 @@ struct Start<'s> {
     host: &'s Host,
     store: &'s Store<'s>,
     locked: &'s Locked<'s>,
-    control: &'s Control<'s>,
     here: Place,
     plan: Plan,
+    gpus: [GpuUuid; 1],
     name: DaemonName,
-    directories: Directories,
+    directories: &'s Directories,
+    force: bool,
 }
 
 impl Start<'_> {
@@ -160,13 +179,18 @@ impl Start<'_> {
     fn prepare(&self, ui: &mut Ui<'_>) -> Result<Way, Error> {
         let entry = self.locked.entry();
         self.refuse_if_taken(entry.as_ref())?;
-        self.refuse_if_gpu_taken()?;
+        match self.refuse_if_gpu_taken() {
+            Err(taken @ Error::GpuTaken { .. }) if self.force => {
+                ui.note(format!("{taken}: their servers take turns on it"));
+            }
+            result => result?,
+        }
         let way = match self.left_by_interrupted_start(ui, entry.as_ref())? {
             Some(process) => Way::Adopt(process),
-            None => self.way(mps::keeper(self.host, &self.directories.pipe))?,
+            None => self.way(daemon::settled_keeper(self.host, &self.directories.pipe))?,
         };
         self.refuse_if_blocked()?;
-        for note in runtime_dir::create(self.host, &self.directories)? {
+        for note in runtime_dir::create(self.host, self.directories)? {
             ui.note(note);
         }
         if matches!(entry, Some(Entry::Record(_) | Entry::Damaged { .. })) {
@@ -193,12 +217,16 @@ impl Start<'_> {
             return Err(daemon::other_user(self.host, record));
         }
         if matches!(entry, Some(Entry::Intent(_))) {
-            // We hold the lock under which its start would work, so that start is over.
-            return Ok(());
+            return match record.belongs(&self.here) {
+                // We hold the lock under which its start would work, so that start is over.
+                Belongs::Here | Belongs::OtherBoot => Ok(()),
+                Belongs::OtherPidNamespace => Err(Error::OtherPidNamespace(self.name.clone())),
+                Belongs::OtherHost => Err(daemon::other_host(self.host, self.store, record)),
+            };
         }
         let daemon = daemon::observe(self.host, &self.here, record.clone());
         match &daemon.state {
-            State::Stale => Ok(()),
+            State::Stale | State::OtherBoot => Ok(()),
             State::Live(process) | State::NotAnswering(process) => Err(Error::AlreadyLive {
                 name: self.name.clone(),
                 pid: process.id.pid,
@@ -242,13 +270,18 @@ impl Start<'_> {
         let Some(Entry::Intent(intent)) = entry else {
             return Ok(None);
         };
-        let Some(process) = daemon::left_by(self.host, &self.here, intent) else {
+        if intent.belongs(&self.here) != Belongs::Here {
             return Ok(None);
+        }
+        let keeper = daemon::settled_keeper(self.host, &intent.pipe_directory);
+        let process = match keeper {
+            Keeper::Process(process) if process.uid == self.host.uid => process,
+            _ => return Ok(None),
         };
         if intent.pipe_directory == self.directories.pipe && self.serves_just_this_gpu(&process) {
             return Ok(Some(process));
         }
-        self.end(&process)?;
+        end_unannounced(self.host, &process)?;
         ui.note(format!(
             "ended {}, which an interrupted start had left",
             process.id
@@ -280,6 +313,13 @@ impl Start<'_> {
                 found,
             }),
         }
+    }
+
+    /// Whether a daemon that was faster than ours is one that an interrupted start of this name had launched.
+    fn may_join(&self, process: &Running) -> bool {
+        self.directories.pipe_is_our_own()
+            && process.uid == self.host.uid
+            && self.serves_just_this_gpu(process)
     }
 
     fn serves_just_this_gpu(&self, process: &Running) -> bool {
@@ -326,78 +366,16 @@ impl Start<'_> {
         Ok(record)
     }
 
-    fn adopt(&self, ui: &mut Ui<'_>, process: Running) -> Result<DaemonRecord, Error> {
-        let log = LogMark::set(self.host, &self.directories.log);
-        self.wait_until_ready(&log, || None)?;
-        let record = self.put(&process)?;
-        ui.note(format!(
-            "{} ran already in {:?} without a record; it is recorded again",
-            process.id, self.directories.pipe
-        ));
-        Ok(record)
-    }
-
-    /// Launches the daemon with `-d`. Whatever fails afterwards ends what was launched.
-    fn detached(&self) -> Result<DaemonRecord, Error> {
-        let log = LogMark::set(self.host, &self.directories.log);
-        let gpus = [self.plan.gpu.uuid.clone()];
-        let mut group = 0;
-        let outcome = match self.control.launch(&gpus) {
-            Ok(finished) if finished.status.success() => {
-                group = finished.process_group;
-                self.wait_until_ready(&log, || None)
-                    .and_then(|process| self.put(&process))
-            }
-            Ok(finished) => {
-                group = finished.process_group;
-                Err(self.launch_failed(said(&finished), &log))
-            }
-            Err(RunError::Interrupted(signal)) => Err(Error::Interrupted(signal)),
-            Err(error) => Err(self.launch_failed(error.to_string(), &log)),
-        };
-        outcome.map_err(|failure| self.abandon(failure, group))
-    }
-
-    /// Runs the daemon with `-f` as our child. It is recorded while it runs.
-    fn in_foreground(&self, ui: &mut Ui<'_>) -> Result<u8, Error> {
-        let log = LogMark::set(self.host, &self.directories.log);
-        let gpus = [self.plan.gpu.uuid.clone()];
-        let ended = AtomicBool::new(false);
-        let finished = thread::scope(|scope| {
-            let child = scope.spawn(|| {
-                let finished = self.control.foreground(&gpus);
-                ended.store(true, Ordering::Release);
-                finished
-            });
-            let early = || ended.load(Ordering::Acquire).then_some(());
-            let recorded = self
-                .wait_until_ready(&log, early)
-                .and_then(|process| self.put(&process));
-            match recorded {
-                Ok(record) => {
-                    ui.json(&record.to_json());
-                    self.locked.release();
-                }
-                Err(failure) => {
-                    let failure = self.abandon(failure, 0);
-                    if !ended.load(Ordering::Acquire) {
-                        // Not even its process could be told: pass the signal on as if we had got it.
-                        process::terminate_ourselves();
-                    }
-                    return Err(match (failure, child.join()) {
-                        (Error::EndedEarly { .. }, Ok(Ok(finished))) => ended_early(&finished),
-                        (failure, _) => failure,
-                    });
-                }
-            }
-            match child.join() {
-                Ok(Ok(finished)) => Ok(finished),
-                Ok(Err(error)) => Err(self.launch_failed(error.to_string(), &log)),
-                Err(_) => Err(self.launch_failed("its thread panicked".to_owned(), &log)),
-            }
-        })?;
-        self.forget_foreground()?;
-        Ok(finished.status.shell_code())
+    /// Takes the intent back after a failed launch. Where something is left running, the intent stays, so that the next
+    /// command knows where to look.
+    fn take_back(&self, failure: Error) -> Error {
+        if !matches!(failure, Error::LeftRunning { .. }) {
+            mps::clear(self.host, &self.directories.pipe);
+            runtime_dir::remove_if_empty(self.host, &self.directories.pipe);
+            // What is left of it is an intent without a daemon, which the next start overwrites.
+            let _ = self.locked.remove();
+        }
+        failure
     }
 
     /// The foreground daemon has ended: its record goes, unless somebody has started another one meanwhile.
@@ -406,146 +384,10 @@ impl Start<'_> {
         let Some(Entry::Record(record)) = locked.entry() else {
             return Ok(());
         };
-        match daemon::observe(self.host, &self.here, record.clone()).state {
-            State::Stale => daemon::forget(self.host, &locked, &record),
-            _ => Ok(()),
-        }
-    }
-
-    /// Waits until the daemon has answered a question and its process is certain. `early` may say that it has ended.
-    fn wait_until_ready(
-        &self,
-        log: &LogMark,
-        early: impl Fn() -> Option<()>,
-    ) -> Result<Running, Error> {
-        let deadline = self.host.clock.monotonic() + READY_LIMIT;
-        let mut last = String::from("it was not seen");
-        let ready = self.host.wait_for(READY_LIMIT, || {
-            if early().is_some() {
-                return Some(Err(Error::EndedEarly { status: 1 }));
-            }
-            let left = deadline.saturating_sub(self.host.clock.monotonic());
-            if left < SESSION {
-                return None;
-            }
-            match self.control.servers(left) {
-                Ok(_) => {}
-                Err(AskError::Call(RunError::Interrupted(signal))) => {
-                    return Some(Err(Error::Interrupted(signal)));
-                }
-                Err(error) => {
-                    last = error.to_string();
-                    return None;
-                }
-            }
-            match self.identify() {
-                Ok(process) => Some(Ok(process)),
-                Err(reason) => {
-                    last = reason;
-                    None
-                }
-            }
-        });
-        ready.unwrap_or_else(|| {
-            Err(Error::NotReady {
-                pipe: self.directories.pipe.clone(),
-                seconds: READY_LIMIT.as_secs(),
-                cause: last,
-                log: log.new_lines(),
-                log_directory: self.directories.log.clone(),
-            })
-        })
-    }
-
-    /// The process of the daemon that has just answered.
-    fn identify(&self) -> Result<Running, String> {
-        let pipe = &self.directories.pipe;
-        let found = match mps::keeper(self.host, pipe) {
-            Keeper::Process(process) => Some(process),
-            // A wrapper that takes no lock, or a lock of another pid namespace.
-            Keeper::Nobody | Keeper::Elsewhere => {
-                let socket = mps::control_socket(self.host, pipe);
-                if socket.kind().is_none() {
-                    return Err(socket.describe(&mps::control_path(pipe)));
-                }
-                mps::named_by_pid_file(self.host, pipe)
-            }
-            Keeper::Contradiction(found) => return Err(found),
-        };
-        match found {
-            Some(process) if process.uid == self.host.uid => Ok(process),
-            Some(process) => Err(format!("{} belongs to uid {}", process.id, process.uid)),
-            None => Err("it answers, but its process cannot be told".to_owned()),
-        }
-    }
-
-    fn launch_failed(&self, cause: String, log: &LogMark) -> Error {
-        Error::LaunchFailed {
-            cause,
-            log: log.new_lines(),
-            log_directory: self.directories.log.clone(),
-        }
-    }
-
-    /// Ends what a failed start has launched, and takes the intent back. Nobody has been told of the daemon yet, so it
-    /// has no clients that a hard end could harm.
-    fn abandon(&self, failure: Error, group: i32) -> Error {
-        let mut launched = match mps::keeper(self.host, &self.directories.pipe) {
-            Keeper::Process(process) if process.uid == self.host.uid => vec![process],
-            _ => Vec::new(),
-        };
-        if group > 0 {
-            launched.extend(process::members_of_group(self.host, group));
-        }
-        for process in &launched {
-            if self.end(process).is_err() {
-                return Error::LeftRunning {
-                    failure: Box::new(failure),
-                    pid: process.id.pid,
-                };
-            }
-        }
-        mps::clear(self.host, &self.directories.pipe);
-        runtime_dir::remove_if_empty(self.host, &self.directories.pipe);
-        // What is left of it is an intent without a daemon, which the next start overwrites.
-        let _ = self.locked.remove();
-        failure
-    }
-
-    fn end(&self, process: &Running) -> Result<(), Error> {
-        if daemon::terminate(self.host, process, END_LIMIT)? {
-            return Ok(());
-        }
-        let failed = |source| Error::Signal {
-            pid: process.id.pid,
-            source,
-        };
-        if let Some(handle) = Handle::of(self.host, process.id).map_err(failed)? {
-            handle.kill().map_err(failed)?;
-            if !handle.wait(self.host, END_LIMIT) {
-                return Err(failed(std::io::Error::other("SIGKILL did not end it")));
-            }
+        let daemon = daemon::observe(self.host, &self.here, record);
+        if daemon.state.is_over() {
+            daemon::forget(self.host, &locked, &daemon.record)?;
         }
         Ok(())
-    }
-}
-
-/// A foreground daemon that was not ready yet. Either of two threads may have got a signal that was meant for us; the
-/// one that waits for the daemon has passed it on.
-fn ended_early(finished: &Finished) -> Error {
-    match finished.status {
-        Status::Signaled(signal) => Error::Interrupted(signal),
-        Status::Exited(_) => Error::EndedEarly {
-            status: finished.status.shell_code(),
-        },
-    }
-}
-
-/// What a launch that failed has said.
-fn said(finished: &Finished) -> String {
-    let status = finished.status.shell_code();
-    match finished.said() {
-        said if said.is_empty() => format!("it exited with status {status} and said nothing"),
-        said => format!("it exited with status {status}: {said}"),
     }
 }

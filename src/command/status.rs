@@ -286,7 +286,7 @@ impl Report {
             State::NotAnswering(_) | State::OtherPidNamespace { .. } | State::OtherHost => {
                 Tone::Doubtful
             }
-            State::Unreachable(_) | State::Stale => Tone::Bad,
+            State::Unreachable(_) | State::Stale | State::OtherBoot => Tone::Bad,
         };
         let gpus: Vec<String> = record
             .gpu_uuids

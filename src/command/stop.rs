@@ -5,63 +5,41 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::cli::StopArgs;
-use crate::daemon::{self, State, Unrecorded};
+use crate::daemon::{self, Observed, State, Unrecorded};
 use crate::error::Error;
 use crate::host::Host;
 use crate::mps::{self, AskError, CONTROL, Control, Keeper, Socket};
 use crate::process::{self, Handle, Running};
-use crate::record::{DaemonName, DaemonRecord};
+use crate::record::{Belongs, DaemonName, DaemonRecord};
 use crate::runner::RunError;
 use crate::store::{Entry, Locked, Store};
 use crate::ui::Ui;
 
-/// How long `quit` may take. It waits for the clients of the daemon's servers.
-const QUIT_LIMIT: Duration = Duration::from_secs(30);
+/// What `quit -t` gives the clients once they have had their time.
+const CUT_OFF: u64 = 2;
 /// How long the kernel may take to take down a process that was signalled, and to free its lock.
 const END_LIMIT: Duration = Duration::from_secs(5);
+/// How long the daemon may take to name its clients.
+const CLIENTS_LIMIT: Duration = Duration::from_secs(2);
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StopArgs) -> Result<u8, Error> {
     let store = Store::of(host)?;
+    let stop = Stop {
+        host,
+        store: &store,
+        limit: Duration::from_secs(args.timeout),
+        force: args.force,
+    };
     if args.all {
-        return stop_all(host, ui, &store);
+        return stop.all(ui);
     }
     let name = match args.name.as_deref() {
         Some(name) => name.parse()?,
-        None => daemon::select(host, &store, None)?.record.name,
+        None => stop.only_one()?,
     };
-    let stopped = stop(host, &store, &name)?;
+    let stopped = stop.one(ui, &name)?;
     report(ui, &[stopped], &[]);
     Ok(0)
-}
-
-/// Stops every daemon of this user on this machine. A failure stops none of the others from being stopped.
-fn stop_all(host: &Host, ui: &mut Ui<'_>, store: &Store<'_>) -> Result<u8, Error> {
-    let (daemons, others) = daemon::observe_all(host, store)?;
-    let mut stopped = Vec::new();
-    let mut failed = Vec::new();
-    for daemon in daemons {
-        let name = daemon.record.name;
-        match stop(host, store, &name) {
-            Ok(record) => stopped.push(record),
-            // What was to be reached is reached.
-            Err(Error::StaleRemoved(_) | Error::NoRecord(_)) => {}
-            // Not of this machine, so none of ours to stop.
-            Err(error @ Error::OtherHost { .. }) => ui.note(error.to_string()),
-            Err(error) => failed.push((name, error)),
-        }
-    }
-    for Unrecorded { name, .. } in others {
-        match stop(host, store, &name) {
-            Ok(record) => stopped.push(record),
-            Err(Error::StaleRemoved(_) | Error::NoRecord(_)) => {}
-            Err(error) => failed.push((name, error)),
-        }
-    }
-    for (_, error) in &failed {
-        ui.failure(error, false);
-    }
-    report(ui, &stopped, &failed);
-    Ok(u8::from(!failed.is_empty()))
 }
 
 fn report(ui: &mut Ui<'_>, stopped: &[DaemonRecord], failed: &[(DaemonName, Error)]) {
@@ -76,190 +54,328 @@ fn report(ui: &mut Ui<'_>, stopped: &[DaemonRecord], failed: &[(DaemonName, Erro
     ui.json(&report);
 }
 
-/// Stops the daemon of this name and returns its record, which is gone by then.
-fn stop(host: &Host, store: &Store<'_>, name: &DaemonName) -> Result<DaemonRecord, Error> {
-    // Looked at first without the lock: where nothing is recorded, nothing is to be created.
-    let entry = store.entry(name);
-    if let None | Some(Entry::Damaged { .. }) = entry {
-        return match entry {
-            Some(entry) => entry.into_record(),
-            None => Err(Error::NoRecord(name.clone())),
+struct Stop<'s> {
+    host: &'s Host,
+    store: &'s Store<'s>,
+    /// How long `quit` may wait for clients.
+    limit: Duration,
+    force: bool,
+}
+
+impl Stop<'_> {
+    /// The only live daemon, or else the only one that an interrupted start has left.
+    fn only_one(&self) -> Result<DaemonName, Error> {
+        match daemon::select(self.host, self.store, None) {
+            Ok(daemon) => Ok(daemon.record.name),
+            Err(Error::NoLiveDaemon) => {
+                let (_, others) = daemon::observe_all(self.host, self.store)?;
+                let mut left = others
+                    .into_iter()
+                    .filter(|other| matches!(other.intent, Some((_, Some(_)))));
+                match (left.next(), left.next()) {
+                    (Some(one), None) => Ok(one.name),
+                    _ => Err(Error::NoLiveDaemon),
+                }
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Stops every daemon of this user on this machine. A failure stops none of the others from being stopped.
+    fn all(&self, ui: &mut Ui<'_>) -> Result<u8, Error> {
+        let (daemons, others) = daemon::observe_all(self.host, self.store)?;
+        let mut stopped = Vec::new();
+        let mut failed = Vec::new();
+        let recorded = daemons.into_iter().map(|daemon| daemon.record.name);
+        let unrecorded = others.into_iter().map(|Unrecorded { name, .. }| name);
+        for name in recorded.chain(unrecorded) {
+            match self.one(ui, &name) {
+                Ok(record) => stopped.push(record),
+                // What was to be reached is reached.
+                Err(Error::StaleRemoved(_) | Error::NoRecord(_)) => {}
+                // Not of this machine, so none of ours to stop.
+                Err(error @ Error::OtherHost { .. }) => ui.note(error.to_string()),
+                Err(error) => failed.push((name, error)),
+            }
+        }
+        for (_, error) in &failed {
+            ui.failure(error, false);
+        }
+        report(ui, &stopped, &failed);
+        Ok(u8::from(!failed.is_empty()))
+    }
+
+    /// Stops the daemon of this name and returns its record, which is gone by then.
+    fn one(&self, ui: &mut Ui<'_>, name: &DaemonName) -> Result<DaemonRecord, Error> {
+        // Looked at first without the lock: where nothing is recorded, nothing is to be created.
+        match self.store.entry(name) {
+            None => return Err(Error::NoRecord(name.clone())),
+            Some(entry @ Entry::Damaged { .. }) => return entry.into_record(),
+            Some(Entry::Record(_) | Entry::Intent(_)) => {}
+        }
+        let locked = self.store.lock(name)?;
+        let Some(entry) = locked.entry() else {
+            return Err(Error::NoRecord(name.clone()));
         };
-    }
-    let locked = store.lock(name)?;
-    let here = process::place(host);
-    let record = match locked.entry() {
-        None => return Err(Error::NoRecord(name.clone())),
-        Some(Entry::Intent(intent)) if intent.uid == host.uid => {
-            return match daemon::left_by(host, &here, &intent) {
-                Some(process) => end(host, &locked, intent, &process),
-                None => gone(host, &locked, &intent),
-            };
-        }
-        Some(Entry::Intent(intent)) => return Err(daemon::other_user(host, &intent)),
-        Some(entry) => entry.into_record()?,
-    };
-    if record.uid != host.uid {
-        return Err(daemon::other_user(host, &record));
-    }
-    let daemon = daemon::observe(host, &here, record.clone());
-    match daemon.state {
-        State::Stale => gone(host, &locked, &record),
-        State::OtherHost => Err(daemon::other_host(host, store, &record)),
-        State::OtherPidNamespace { .. } => Err(Error::OtherPidNamespace(name.clone())),
-        State::NotAnswering(process) => Err(Error::NotAnswering {
-            name: name.clone(),
-            pid: process.id.pid,
-            cause: "its process is stopped (state T)".to_owned(),
-            stopped: true,
-        }),
-        // `quit` would reach nobody, or somebody else.
-        State::Unreachable(process) if daemon::is_proven(host, &record, &process) => {
-            end(host, &locked, record, &process)
-        }
-        State::Unreachable(_) => Err(Error::Contradiction {
-            pipe: record.pipe_directory.clone(),
-            found: format!(
-                "the recorded pid {} is not a control daemon of this directory, and {}",
-                record.process.pid,
-                daemon
-                    .socket
-                    .describe(&mps::control_path(&record.pipe_directory))
-            ),
-        }),
-        State::Live(process) => {
-            prove(host, &record, &process)?;
-            quit(host, &locked, record, &process)
-        }
-    }
-}
-
-/// A daemon that was gone before we came: nothing is stopped, and nothing of it stays.
-fn gone(host: &Host, locked: &Locked<'_>, record: &DaemonRecord) -> Result<DaemonRecord, Error> {
-    daemon::forget(host, locked, record)?;
-    Err(Error::StaleRemoved(record.name.clone()))
-}
-
-/// Lock, socket and record must name one process before anything is said to it.
-fn prove(host: &Host, record: &DaemonRecord, process: &Running) -> Result<(), Error> {
-    let pipe = &record.pipe_directory;
-    let contradiction = |found| {
-        Err(Error::Contradiction {
-            pipe: pipe.clone(),
-            found,
-        })
-    };
-    match mps::keeper(host, pipe) {
-        Keeper::Process(keeper) if keeper.id == process.id => Ok(()),
-        Keeper::Process(keeper) => contradiction(format!(
-            "the record names pid {}, and pid {} runs there",
-            process.id.pid, keeper.id.pid
-        )),
-        Keeper::Contradiction(found) => contradiction(found),
-        // A stand-in without lock and socket: its pid file is all that there is.
-        Keeper::Nobody
-            if mps::control_socket(host, pipe) == Socket::Fifo
-                && mps::named_by_pid_file(host, pipe)
-                    .is_some_and(|named| named.id == process.id) =>
+        if let Entry::Record(record) | Entry::Intent(record) = &entry
+            && record.uid != self.host.uid
         {
-            Ok(())
+            return Err(daemon::other_user(self.host, record));
         }
-        Keeper::Nobody | Keeper::Elsewhere => {
-            contradiction("its process cannot be told from here".to_owned())
+        if let Entry::Intent(intent) = entry {
+            return self.interrupted(&locked, intent);
         }
-    }
-}
-
-/// Tells the daemon to quit and waits until it is gone.
-fn quit(
-    host: &Host,
-    locked: &Locked<'_>,
-    record: DaemonRecord,
-    process: &Running,
-) -> Result<DaemonRecord, Error> {
-    let control = Control::find(host, &record.pipe_directory, &record.log_directory)
-        .ok_or(Error::NoProgram(CONTROL))?;
-    let deadline = host.clock.monotonic() + QUIT_LIMIT;
-    let said = match control.quit(QUIT_LIMIT) {
-        Ok(said) => said,
-        // It left while we asked, or its sockets went; its process will tell.
-        Err(AskError::NoDaemon(_)) => String::new(),
-        // It is draining. Without a server there is nothing to wait for.
-        Err(AskError::Silent(limit)) if has_server(host, process) => {
-            return Err(still_running(host, &record, limit));
-        }
-        Err(AskError::Call(RunError::Interrupted(signal))) => {
-            return Err(Error::Interrupted(signal));
-        }
-        Err(error) => {
-            return Err(Error::NotAnswering {
-                name: record.name.clone(),
+        let here = process::place(self.host);
+        let daemon = daemon::observe(self.host, &here, entry.into_record()?);
+        match daemon.state.clone() {
+            State::Stale | State::OtherBoot => self.gone(&locked, &daemon.record),
+            State::OtherHost => Err(daemon::other_host(self.host, self.store, &daemon.record)),
+            State::OtherPidNamespace { .. } => Err(Error::OtherPidNamespace(name.clone())),
+            State::NotAnswering(process) if self.force => {
+                self.prove(&daemon.record, &process)?;
+                self.end(
+                    ui,
+                    &locked,
+                    daemon.record,
+                    &process,
+                    "it is stopped (state T)",
+                )
+            }
+            State::NotAnswering(process) => Err(Error::NotAnswering {
+                name: name.clone(),
                 pid: process.id.pid,
-                cause: error.to_string(),
-                stopped: false,
-            });
+                cause: "its process is stopped (state T)".to_owned(),
+                stopped: true,
+            }),
+            // `quit` would reach nobody, or somebody else.
+            State::Unreachable(process)
+                if daemon::is_proven(self.host, &daemon.record, &process) =>
+            {
+                let reason = daemon
+                    .socket
+                    .describe(&mps::control_path(&daemon.record.pipe_directory));
+                self.end(ui, &locked, daemon.record, &process, &reason)
+            }
+            State::Unreachable(process) => Err(not_the_daemon(&daemon, &process)),
+            State::Live(process) => {
+                self.prove(&daemon.record, &process)?;
+                self.quit(ui, &locked, daemon.record, &process)
+            }
         }
-    };
-    if !said.is_empty() {
-        if mps::lacks_privileged_socket(host, &record.pipe_directory)
-            && daemon::is_proven(host, &record, process)
-        {
-            return end(host, locked, record, process);
+    }
+
+    /// What a start has left that never finished: the lock shows that it is over.
+    fn interrupted(
+        &self,
+        locked: &Locked<'_>,
+        intent: DaemonRecord,
+    ) -> Result<DaemonRecord, Error> {
+        match intent.belongs(&process::place(self.host)) {
+            Belongs::OtherBoot => return self.gone(locked, &intent),
+            Belongs::OtherHost => {
+                return Err(daemon::other_host(self.host, self.store, &intent));
+            }
+            Belongs::OtherPidNamespace => return Err(Error::OtherPidNamespace(intent.name)),
+            Belongs::Here => {}
         }
-        return Err(Error::QuitRefused {
-            name: record.name.clone(),
+        match daemon::settled_keeper(self.host, &intent.pipe_directory) {
+            Keeper::Process(process) if process.uid == self.host.uid => {
+                crate::launch::end_unannounced(self.host, &process)?;
+                self.finish(locked, intent)
+            }
+            Keeper::Contradiction(found) => Err(Error::Contradiction {
+                pipe: intent.pipe_directory,
+                found,
+            }),
+            Keeper::Nobody | Keeper::Elsewhere | Keeper::Process(_) => self.gone(locked, &intent),
+        }
+    }
+
+    /// A daemon that was gone before we came: nothing is stopped, and nothing of it stays.
+    fn gone(&self, locked: &Locked<'_>, record: &DaemonRecord) -> Result<DaemonRecord, Error> {
+        daemon::forget(self.host, locked, record)?;
+        Err(Error::StaleRemoved(record.name.clone()))
+    }
+
+    /// Lock, socket and record must name one process before anything is said to it.
+    fn prove(&self, record: &DaemonRecord, process: &Running) -> Result<(), Error> {
+        let pipe = &record.pipe_directory;
+        let contradiction = |found| {
+            Err(Error::Contradiction {
+                pipe: pipe.clone(),
+                found,
+            })
+        };
+        match mps::keeper(self.host, pipe) {
+            Keeper::Process(keeper) if keeper.id == process.id => Ok(()),
+            Keeper::Process(keeper) => contradiction(format!(
+                "the record names pid {}, and pid {} runs there",
+                process.id.pid, keeper.id.pid
+            )),
+            Keeper::Contradiction(found) => contradiction(found),
+            // A stand-in without lock and socket: its pid file is all that there is.
+            Keeper::Nobody
+                if mps::control_socket(self.host, pipe) == Socket::Fifo
+                    && mps::named_by_pid_file(self.host, pipe)
+                        .is_some_and(|named| named.id == process.id) =>
+            {
+                Ok(())
+            }
+            Keeper::Nobody | Keeper::Elsewhere => {
+                contradiction("its process cannot be told from here".to_owned())
+            }
+        }
+    }
+
+    /// Tells the daemon to quit and waits until it is gone. If its clients do not end in time, it is told to cut them
+    /// off.
+    fn quit(
+        &self,
+        ui: &mut Ui<'_>,
+        locked: &Locked<'_>,
+        record: DaemonRecord,
+        process: &Running,
+    ) -> Result<DaemonRecord, Error> {
+        let control = Control::find(self.host, &record.pipe_directory, &record.log_directory)
+            .ok_or(Error::NoProgram(CONTROL))?;
+        let has_server = !process::children_of(self.host, process.id.pid).is_empty();
+        if has_server {
+            self.name_clients(ui, &control, &record);
+        }
+        let deadline = self.host.clock.monotonic() + self.limit;
+        match control.quit(self.limit) {
+            Ok(said) if said.is_empty() => {}
+            Ok(said) => return self.refused(ui, locked, record, process, said),
+            Err(AskError::Call(RunError::Interrupted(signal))) => {
+                return Err(Error::Interrupted(signal));
+            }
+            // It left while we asked, its sockets went, or it is still waiting: its process will tell.
+            Err(_) => {}
+        }
+        let left = deadline.saturating_sub(self.host.clock.monotonic());
+        if self.wait_for_end(process, left)? {
+            return self.finish(locked, record);
+        }
+        let seconds = self.limit.as_secs();
+        if has_server {
+            ui.note(format!(
+                "the clients of {} did not end within {seconds} s and are cut off",
+                record.name
+            ));
+            let limit = Duration::from_secs(CUT_OFF) + END_LIMIT;
+            // Whatever it answers, its process will tell.
+            let _ = control.quit_after(CUT_OFF, limit);
+            if self.wait_for_end(process, END_LIMIT)? {
+                return self.finish(locked, record);
+            }
+        }
+        let reason = format!("it did not quit within {seconds} s");
+        self.end(ui, locked, record, process, &reason)
+    }
+
+    fn wait_for_end(&self, process: &Running, limit: Duration) -> Result<bool, Error> {
+        let handle = Handle::of(self.host, process.id).map_err(|source| Error::Signal {
+            pid: process.id.pid,
+            source,
+        })?;
+        Ok(handle.is_none_or(|handle| handle.wait(self.host, limit)))
+    }
+
+    /// Says whom the end of the daemon will hit.
+    fn name_clients(&self, ui: &mut Ui<'_>, control: &Control<'_>, record: &DaemonRecord) {
+        let servers = control.servers(CLIENTS_LIMIT).unwrap_or_default();
+        for server in servers {
+            for client in control.clients(server, CLIENTS_LIMIT).unwrap_or_default() {
+                let program = process::program_name(self.host, client);
+                let program = program.unwrap_or_else(|| "?".to_owned());
+                ui.note(format!(
+                    "pid {client} ({program}) is a client of {}",
+                    record.name
+                ));
+            }
+        }
+    }
+
+    /// `quit` came back with a refusal, which exits with 0. Without its privileged socket the daemon refuses everybody.
+    fn refused(
+        &self,
+        ui: &mut Ui<'_>,
+        locked: &Locked<'_>,
+        record: DaemonRecord,
+        process: &Running,
+        said: String,
+    ) -> Result<DaemonRecord, Error> {
+        let lost_socket = mps::lacks_privileged_socket(self.host, &record.pipe_directory);
+        if (lost_socket || self.force) && daemon::is_proven(self.host, &record, process) {
+            let reason = format!("it refused to quit: {said}");
+            return self.end(ui, locked, record, process, &reason);
+        }
+        Err(Error::QuitRefused {
+            name: record.name,
             pid: process.id.pid,
             said,
+        })
+    }
+
+    /// Ends a proven daemon that cannot be told to quit, and its servers, which would stay behind.
+    fn end(
+        &self,
+        ui: &mut Ui<'_>,
+        locked: &Locked<'_>,
+        record: DaemonRecord,
+        process: &Running,
+        reason: &str,
+    ) -> Result<DaemonRecord, Error> {
+        let name = &record.name;
+        ui.note(format!("daemon {name} gets SIGTERM: {reason}"));
+        let servers = process::children_of(self.host, process.id.pid);
+        let mut left = Vec::new();
+        for one in std::iter::once(process).chain(&servers) {
+            if !daemon::terminate(self.host, one, END_LIMIT)? {
+                left.push(one);
+            }
+        }
+        if self.force {
+            for one in std::mem::take(&mut left) {
+                ui.note(format!(
+                    "{} gets SIGKILL: work in flight may leave the GPU undefined until all its clients have ended",
+                    one.id
+                ));
+                if !daemon::kill(self.host, one, END_LIMIT)? {
+                    left.push(one);
+                }
+            }
+        }
+        match left.first() {
+            None => self.finish(locked, record),
+            Some(one) => Err(Error::StillRunning {
+                name: record.name.clone(),
+                pid: one.id.pid,
+                forced: self.force,
+            }),
+        }
+    }
+
+    /// The process is gone. The lock follows within milliseconds, and only then may another daemon be started there.
+    fn finish(&self, locked: &Locked<'_>, record: DaemonRecord) -> Result<DaemonRecord, Error> {
+        let pipe = &record.pipe_directory;
+        let ours = record.process.pid;
+        self.host.wait_for(END_LIMIT, || {
+            (mps::lock_holder(self.host, pipe) != Some(ours)).then_some(())
         });
-    }
-    let failed = |source| Error::Signal {
-        pid: process.id.pid,
-        source,
-    };
-    let left = deadline.saturating_sub(host.clock.monotonic());
-    let is_gone = match Handle::of(host, process.id).map_err(failed)? {
-        Some(handle) => handle.wait(host, left),
-        None => true,
-    };
-    if !is_gone {
-        return Err(still_running(host, &record, QUIT_LIMIT));
-    }
-    finish(host, locked, record)
-}
-
-fn has_server(host: &Host, process: &Running) -> bool {
-    !process::children_of(host, process.id.pid).is_empty()
-}
-
-fn still_running(host: &Host, record: &DaemonRecord, limit: Duration) -> Error {
-    Error::StillRunning {
-        name: record.name.clone(),
-        pid: record.process.pid,
-        seconds: limit.as_secs(),
-        servers: process::children_of(host, record.process.pid),
+        daemon::forget(self.host, locked, &record)?;
+        Ok(record)
     }
 }
 
-/// Ends a daemon that cannot be told to quit.
-fn end(
-    host: &Host,
-    locked: &Locked<'_>,
-    record: DaemonRecord,
-    process: &Running,
-) -> Result<DaemonRecord, Error> {
-    if !daemon::terminate(host, process, END_LIMIT)? {
-        return Err(still_running(host, &record, END_LIMIT));
+fn not_the_daemon(daemon: &Observed, process: &Running) -> Error {
+    let pipe = &daemon.record.pipe_directory;
+    Error::Contradiction {
+        pipe: pipe.clone(),
+        found: format!(
+            "the recorded pid {} is not a control daemon of this directory, and {}",
+            process.id.pid,
+            daemon.socket.describe(&mps::control_path(pipe))
+        ),
     }
-    finish(host, locked, record)
-}
-
-/// The process is gone. The lock follows within milliseconds, and only then may another daemon be started there.
-fn finish(host: &Host, locked: &Locked<'_>, record: DaemonRecord) -> Result<DaemonRecord, Error> {
-    let pipe = &record.pipe_directory;
-    let ours = record.process.pid;
-    host.wait_for(END_LIMIT, || {
-        (mps::lock_holder(host, pipe) != Some(ours)).then_some(())
-    });
-    daemon::forget(host, locked, &record)?;
-    Ok(record)
 }

@@ -173,10 +173,7 @@ impl<'h> Control<'h> {
     /// The pids of the daemon's servers.
     pub fn servers(&self, limit: Duration) -> Result<Vec<i32>, AskError> {
         let answer = self.ask("get_server_list", limit)?;
-        Ok(answer
-            .lines()
-            .filter_map(|line| line.trim().parse().ok())
-            .collect())
+        Ok(numbers(&answer))
     }
 
     /// Tells the daemon to quit and returns what it said, which is nothing unless it refused. It waits for the clients
@@ -185,6 +182,19 @@ impl<'h> Control<'h> {
         // Behind `quit` nothing is answered any more, so the marker goes first.
         let (_, answer) = self.session(limit, |marker| format!("{marker}\nquit\n"))?;
         Ok(answer)
+    }
+
+    /// Tells the daemon to quit and to cut its clients off after `seconds`. It does so even while an earlier `quit` waits
+    /// for them.
+    pub fn quit_after(&self, seconds: u64, limit: Duration) -> Result<String, AskError> {
+        let (_, answer) = self.session(limit, |marker| format!("{marker}\nquit -t {seconds}\n"))?;
+        Ok(answer)
+    }
+
+    /// The pids of the clients of one server, as far as the daemon tells.
+    pub fn clients(&self, server: i32, limit: Duration) -> Result<Vec<i32>, AskError> {
+        let answer = self.ask(&format!("get_client_list {server}"), limit)?;
+        Ok(numbers(&answer))
     }
 
     /// One session with the daemon: it serves one at a time, and a second one may end with status 0, no output and
@@ -216,9 +226,8 @@ impl<'h> Control<'h> {
                 Err(RunError::TimedOut(_)) => return Err(AskError::Silent(limit)),
                 Err(error) => return Err(AskError::Call(error)),
             };
-            let echo = format!("Unknown command \"{marker}\"");
-            if let Some((before, after)) = finished.stdout.split_once(&echo) {
-                return Ok((before.trim().to_owned(), after.trim().to_owned()));
+            if let Some((before, after)) = around_echo(&finished.stdout, &marker) {
+                return Ok((before.to_owned(), after.to_owned()));
             }
             if finished.status.success() {
                 without_echo += 1;
@@ -278,6 +287,20 @@ impl<'h> Control<'h> {
             })
             .ok_or(AskError::Busy)
     }
+}
+
+/// The numbers of an answer that has one on each line; any other line is a message.
+pub fn numbers(answer: &str) -> Vec<i32> {
+    answer
+        .lines()
+        .filter_map(|line| line.trim().parse().ok())
+        .collect()
+}
+
+/// What a session's output says before and behind the echo of `marker`; `None` if there is no echo.
+pub fn around_echo<'o>(output: &'o str, marker: &str) -> Option<(&'o str, &'o str)> {
+    let (before, after) = output.split_once(&format!("Unknown command \"{marker}\""))?;
+    Some((before.trim(), after.trim()))
 }
 
 #[cfg(test)]

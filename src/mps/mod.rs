@@ -5,9 +5,9 @@ mod control;
 mod log;
 mod pipe;
 
-pub use control::{AskError, CONTROL, Control};
+pub use control::{AskError, CONTROL, Control, around_echo, numbers};
 pub use log::LogMark;
 pub use pipe::{
-    Keeper, Socket, clear, control_path, control_socket, keeper, lacks_privileged_socket,
-    lock_holder, named_by_pid_file,
+    Keeper, Socket, clear, coming_up, control_path, control_socket, keeper,
+    lacks_privileged_socket, lock_holder, named_by_pid_file,
 };

@@ -181,6 +181,13 @@ pub fn keeper(host: &Host, pipe: &Path) -> Keeper {
     }
 }
 
+/// A control program of this user that was called for the pipe directory and may be about to become its daemon.
+pub fn coming_up(host: &Host, pipe: &Path) -> Option<Running> {
+    let pipe = pipe.to_str()?;
+    let called = process::called_with(host, super::CONTROL, "CUDA_MPS_PIPE_DIRECTORY", pipe);
+    called.into_iter().next()
+}
+
 /// Whether a daemon, of whichever pid namespace, holds the lock.
 pub(super) fn lock_is_held(host: &Host, pipe: &Path) -> bool {
     lock(host, pipe) != Lock::Free

@@ -258,7 +258,7 @@ fn stop_hung() {
         .run(["stop"])
         .fails("does not answer")
         .said("its process is stopped (state T)")
-        .said(&format!("hint: kill -CONT {}", pid(&record)));
+        .said(&format!("kill -CONT {}", pid(&record)));
     assert_eq!(machine.daemons(), [pid(&record)]);
     assert!(machine.record_file(N0).exists());
     signal(pid(&record), Signal::SIGCONT);

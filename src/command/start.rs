@@ -67,14 +67,18 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StartArgs) -> Result<u8, 
     let _held = hold_signals();
     let way = locked.with_all(|| start.prepare(ui))?;
     let record = match way {
-        Way::Adopt(process) => launch.answers().and_then(|_| {
-            let record = start.put(&process)?;
-            ui.note(format!(
-                "{} ran already in {:?} without a record; it is recorded again",
-                process.id, directories.pipe
-            ));
-            Ok(record)
-        })?,
+        Way::Adopt(process) => {
+            launch.answers()?;
+            let record = start.adopt(ui, &process)?;
+            if args.foreground {
+                // It has another parent than us, and nobody can change that.
+                return Err(Error::AlreadyLive {
+                    name: record.name,
+                    pid: process.id.pid,
+                });
+            }
+            record
+        }
         Way::Launch if args.foreground => {
             let finished = launch
                 .foreground(|process| {
@@ -187,7 +191,7 @@ impl Start<'_> {
         }
         let way = match self.left_by_interrupted_start(ui, entry.as_ref())? {
             Some(process) => Way::Adopt(process),
-            None => self.way(daemon::settled_keeper(self.host, &self.directories.pipe))?,
+            None => self.way(mps::keeper(self.host, &self.directories.pipe))?,
         };
         self.refuse_if_blocked()?;
         for note in runtime_dir::create(self.host, self.directories)? {
@@ -363,6 +367,21 @@ impl Start<'_> {
     fn put(&self, process: &Running) -> Result<DaemonRecord, Error> {
         let record = self.record(process.id);
         self.locked.put(&record)?;
+        Ok(record)
+    }
+
+    /// Records a daemon that runs already. Where it logs, only its own environment knows.
+    fn adopt(&self, ui: &mut Ui<'_>, process: &Running) -> Result<DaemonRecord, Error> {
+        let mut record = self.record(process.id);
+        if let Some(log) = process::variable_of(self.host, process.id.pid, "CUDA_MPS_LOG_DIRECTORY")
+        {
+            record.log_directory = log.into();
+        }
+        self.locked.put(&record)?;
+        ui.note(format!(
+            "{} ran already in {:?} without a record; it is recorded again",
+            process.id, record.pipe_directory
+        ));
         Ok(record)
     }
 

@@ -5,6 +5,11 @@ use std::path::PathBuf;
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+/// The name by which the binary calls itself to look at the CUDA driver.
+pub const LOOK_COMMAND: &str = "look-at-cuda-driver";
+/// The option that makes the look go through the control daemon, with a context.
+pub const THROUGH_DAEMON: &str = "--through-daemon";
+
 /// Share an NVIDIA GPU between processes with CUDA MPS.
 ///
 /// Typical use:  uni-cumps start; eval "$(uni-cumps env)"; python train.py; uni-cumps stop
@@ -36,6 +41,13 @@ pub enum Command {
     Env(EnvArgs),
     /// Remove what daemons that are gone have left behind
     Prune(PruneArgs),
+    /// Prove that a learner and a collector share one GPU through MPS; changes nothing
+    Validate(ValidateArgs),
+    /// Print CUDA_VISIBLE_DEVICES with indices replaced by UUIDs
+    Visibility(VisibilityArgs),
+    /// What `doctor` and `validate` run in a child process
+    #[command(name = LOOK_COMMAND, hide = true)]
+    Look(LookArgs),
 }
 
 /// `status`
@@ -124,6 +136,64 @@ pub struct PruneArgs {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
+}
+
+/// `validate`
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// The learner's CUDA device
+    #[arg(long, value_name = "DEVICE", default_value = "cuda:0")]
+    pub learner: String,
+    /// The collector's CUDA device
+    #[arg(long, value_name = "DEVICE")]
+    pub collector: Option<String>,
+    /// The simulation backend
+    #[arg(long, required_unless_present = "pids")]
+    pub backend: Option<String>,
+    /// This process's rank
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true)]
+    pub rank: i64,
+    /// How many ranks there are
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true)]
+    pub world_size: i64,
+    /// `mps` fails at the first prerequisite that is not met; `none` only looks and never fails
+    #[arg(long, value_enum, ignore_case = true, default_value = "mps")]
+    pub mode: SharingMode,
+    /// Merge the evidence into this JSON file under `cuda_process_sharing`
+    #[arg(long, value_name = "FILE", value_parser = directory())]
+    pub manifest: Option<PathBuf>,
+    /// Instead: are these two running processes clients of one server? Give it twice
+    #[arg(long = "pid", value_name = "PID", id = "pids", num_args = 1,
+          conflicts_with_all = ["learner", "collector", "backend", "rank", "world_size", "mode", "manifest"])]
+    pub pids: Vec<i32>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What a training run asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SharingMode {
+    /// MPS, or failure.
+    Mps,
+    /// Whatever is there.
+    None,
+}
+
+/// `visibility`
+#[derive(Debug, Args)]
+pub struct VisibilityArgs {
+    /// The list [default: CUDA_VISIBLE_DEVICES]
+    #[arg(allow_hyphen_values = true)]
+    pub list: Option<String>,
+}
+
+/// The hidden command.
+#[derive(Debug, Args)]
+pub struct LookArgs {
+    /// Through the control daemon, with a context
+    #[arg(long)]
+    pub through_daemon: bool,
 }
 
 /// Shells that `env` prints for.

@@ -44,6 +44,11 @@ impl GpuUuid {
         &self.0[PREFIX.len()..]
     }
 
+    /// The UUID as manifests of the Python command hold it: upper case, neither dashes nor `GPU-`.
+    pub fn token(&self) -> String {
+        self.bare().replace('-', "").to_ascii_uppercase()
+    }
+
     /// Whether `entry` is an abbreviation of this UUID as CUDA accepts it in `CUDA_VISIBLE_DEVICES`: `GPU-` and the
     /// first digits, dashes aside.
     pub fn is_abbreviated_by(&self, entry: &str) -> bool {

@@ -110,6 +110,8 @@ pub struct Host {
     pub env: Env,
     /// The caller's working directory, for relative paths that the user typed.
     pub cwd: PathBuf,
+    /// Our own binary, for what must happen in a child process.
+    pub ourselves: PathBuf,
     /// The effective user.
     pub uid: u32,
     /// Time.
@@ -134,6 +136,7 @@ impl Host {
             root: Root::new("/"),
             env: std::env::vars_os().collect(),
             cwd,
+            ourselves: std::env::current_exe()?,
             uid: nix::unistd::geteuid().as_raw(),
             clock: Box::new(SystemClock::default()),
             runner: Box::new(SystemRunner::new()?),
@@ -228,6 +231,7 @@ pub mod fake {
             root: Root::new(root),
             env: [("PATH", "/bin")].into_iter().collect(),
             cwd: PathBuf::from("/"),
+            ourselves: PathBuf::from("/bin/uni-cumps"),
             uid: nix::unistd::geteuid().as_raw(),
             clock: Box::new(FakeClock::default()),
             runner: Box::new(ScriptedRunner(Mutex::new(answers.into()))),

@@ -6,24 +6,27 @@
 //! | values | `gpu` `record` `shell` | GPU UUIDs and selectors; daemon records and names; quoting |
 //! | failures | `error` | everything that can go wrong, with its code and its hint |
 //! | seam | `runner` `host` | calling programs; the file tree, the environment and the clock |
-//! | plans | `topology` | which GPU a selector and a mask mean; pure |
+//! | plans | `topology` `sharing` | which GPU a selector and a mask mean; what proof of sharing takes; pure |
 //! | surface | `cli` `ui` | the command line; everything that is printed |
-//! | services | `process` `runtime_dir` `store` `nvidia_smi` `mps` `daemon` `launch` | processes and signals; private directories; records on disk; NVIDIA's two programs; a recorded daemon's state; bringing one up |
+//! | services | `process` `runtime_dir` `store` `manifest` `nvidia_smi` `mps` `driver` `daemon` `launch` | processes and signals; private directories; records on disk; a run's manifest; NVIDIA's two programs and libcuda; a recorded daemon's state; bringing one up |
 //! | commands | `command` | one verb a file; they never import one another |
 
 pub mod cli;
 pub mod command;
 pub mod daemon;
+pub mod driver;
 pub mod error;
 pub mod gpu;
 pub mod host;
 pub mod launch;
+pub mod manifest;
 pub mod mps;
 pub mod nvidia_smi;
 pub mod process;
 pub mod record;
 pub mod runner;
 pub mod runtime_dir;
+pub mod sharing;
 pub mod shell;
 pub mod store;
 pub mod topology;

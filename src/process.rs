@@ -81,17 +81,37 @@ pub fn program_name(host: &Host, pid: i32) -> Option<String> {
     Some(program.rsplit('/').next()?.to_owned())
 }
 
-/// A process's running children.
+/// A process's running children. The kernel lists them by the thread that started them.
 pub fn children_of(host: &Host, pid: i32) -> Vec<Running> {
-    let list = fs::read_to_string(proc_path(host, pid, &format!("task/{pid}/children")));
-    match list {
-        Ok(list) => list
-            .split_whitespace()
+    let threads = fs::read_dir(proc_path(host, pid, "task"));
+    let lists = threads
+        .into_iter()
+        .flatten()
+        .map(|thread| fs::read_to_string(thread?.path().join("children")));
+    match lists.collect::<io::Result<Vec<String>>>() {
+        Ok(lists) => lists
+            .iter()
+            .flat_map(|list| list.split_whitespace())
             .filter_map(|child| running(host, child.parse().ok()?))
             .collect(),
-        // A kernel without CONFIG_PROC_CHILDREN.
+        // A kernel without CONFIG_PROC_CHILDREN, or a thread that has just ended.
         Err(_) => all(host).filter(|process| process.parent == pid).collect(),
     }
+}
+
+/// The pids of a process and of all that it has started, as far as they still have it as an ancestor.
+pub fn family_of(host: &Host, pid: i32) -> Vec<i32> {
+    let mut family = vec![pid];
+    let mut next = 0;
+    while let Some(parent) = family.get(next).copied() {
+        next += 1;
+        for child in children_of(host, parent) {
+            if !family.contains(&child.id.pid) {
+                family.push(child.id.pid);
+            }
+        }
+    }
+    family
 }
 
 /// The running processes of this user that were called as `program` with this variable in their environment.

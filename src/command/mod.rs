@@ -2,10 +2,13 @@
 
 mod doctor;
 mod env;
+mod look;
 mod prune;
 mod start;
 mod status;
 mod stop;
+mod validate;
+mod visibility;
 
 use crate::cli::Command;
 use crate::error::{Error, SmiFailure};
@@ -21,6 +24,9 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
         Command::Stop(args) => (stop::run(host, ui, args), false),
         Command::Env(args) => (env::run(host, ui, args), args.json),
         Command::Prune(args) => (prune::run(host, ui, args), args.json),
+        Command::Validate(args) => (validate::run(host, ui, args), args.json),
+        Command::Visibility(args) => (visibility::run(host, ui, args), false),
+        Command::Look(args) => (look::run(ui, args), false),
     };
     result.unwrap_or_else(|error| {
         ui.failure(&error, json);

@@ -1,0 +1,307 @@
+//! `validate`: proof that a learner and a collector share one GPU through MPS, for a training run's manifest; or that two
+//! running processes do.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::cli::{SharingMode, ValidateArgs};
+use crate::driver::{self, DriverFailure};
+use crate::error::{Error, Unmet};
+use crate::gpu::{Gpu, GpuUuid};
+use crate::host::Host;
+use crate::manifest;
+use crate::mps::{self, AskError, CONTROL, Control, Keeper, Socket};
+use crate::nvidia_smi;
+use crate::process;
+use crate::runner::RunError;
+use crate::runtime_dir;
+use crate::sharing::{self, Evidence, Request};
+use crate::store::Store;
+use crate::topology;
+use crate::ui::Ui;
+
+/// How long the CUDA driver and the daemon may take each.
+const LIMIT: Duration = Duration::from_secs(5);
+
+pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &ValidateArgs) -> Result<u8, Error> {
+    if !args.pids.is_empty() {
+        return together(host, ui, args);
+    }
+    let request = Request {
+        mps: args.mode == SharingMode::Mps,
+        learner: args.learner.clone(),
+        collector: args.collector.clone(),
+        backend: args.backend.clone().unwrap_or_default(),
+        rank: args.rank,
+        world_size: args.world_size,
+    };
+    let evidence = match request.mps {
+        true => explicit(host, &request)?,
+        false => ambient(host, &request),
+    };
+    // Plain data, which always has a JSON form.
+    let value = serde_json::to_value(&evidence).unwrap_or_default();
+    if let Some(path) = &args.manifest {
+        manifest::merge(host, &host.cwd.join(path), "cuda_process_sharing", &value)?;
+    }
+    show(ui, &value, args.json);
+    Ok(0)
+}
+
+fn show(ui: &mut Ui<'_>, value: &Value, json: bool) {
+    if json {
+        ui.json(value);
+        return;
+    }
+    for (key, value) in value.as_object().into_iter().flatten() {
+        match value {
+            Value::Null => ui.line(format!("{key}=none")),
+            Value::Bool(true) => ui.line(format!("{key}=True")),
+            Value::Bool(false) => ui.line(format!("{key}=False")),
+            Value::String(text) => ui.line(format!("{key}={text}")),
+            other => ui.line(format!("{key}={other}")),
+        }
+    }
+}
+
+/// The pipe directory that a CUDA program with this environment uses.
+fn effective_pipe(host: &Host) -> PathBuf {
+    let named = host.env.get_filled("CUDA_MPS_PIPE_DIRECTORY");
+    named.map_or(PathBuf::from(runtime_dir::NVIDIA_DEFAULT), |path| {
+        host.cwd.join(path)
+    })
+}
+
+/// An explicit request: the first prerequisite that is not met is the failure.
+fn explicit(host: &Host, request: &Request) -> Result<Evidence, Error> {
+    let (learner, collector) = sharing::arguments(request)?;
+    let mut evidence = Evidence::of(request);
+    evidence.learner_device = Some(format!("cuda:{learner}"));
+    evidence.collector_device = Some(format!("cuda:{collector}"));
+    look_at_pipe(host, &mut evidence);
+    let learner_gpu = learner_gpu(host, learner)?;
+    let collector_gpu = collector_gpu(host, request, collector)?;
+    evidence.learner_gpu_uuid = Some(learner_gpu.token());
+    evidence.collector_gpu_uuid = Some(collector_gpu.token());
+    sharing::same_gpu(&learner_gpu, &collector_gpu)?;
+    ask_daemon(host, &mut evidence)?;
+    evidence.effective = Some("mps");
+    evidence.validated = true;
+    Ok(evidence)
+}
+
+fn look_at_pipe(host: &Host, evidence: &mut Evidence) {
+    let pipe = effective_pipe(host);
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    evidence.pipe_directory_env = host
+        .env
+        .get("CUDA_MPS_PIPE_DIRECTORY")
+        .map(|path| path.to_string_lossy().into_owned());
+    evidence.control_pipe = Some(text(&mps::control_path(&pipe)));
+    evidence.pipe_directory = Some(text(&pipe));
+}
+
+/// The learner's GPU as the CUDA driver names it to a process with this environment.
+fn learner_gpu(host: &Host, ordinal: u32) -> Result<GpuUuid, Error> {
+    let seen = match driver::look_in_child(host, LIMIT) {
+        Ok(seen) => seen,
+        Err(DriverFailure::NotOpened(_)) if host.root.at("/dev/kfd").exists() => {
+            return Err(Unmet::Rocm.into());
+        }
+        Err(failure) => return Err(Unmet::NoCuda(failure.to_string()).into()),
+    };
+    let count = seen.devices.len();
+    let device = seen.devices.into_iter().nth(ordinal as usize);
+    device
+        .map(|device| device.uuid)
+        .ok_or_else(|| Unmet::OutOfRange { ordinal, count }.into())
+}
+
+/// The collector's GPU by nvidia-smi and the mask, as its own process will see it.
+fn collector_gpu(host: &Host, request: &Request, ordinal: u32) -> Result<GpuUuid, Error> {
+    let unknown = |reason: String| Unmet::CollectorUnknown {
+        device: request.collector.clone().unwrap_or_default(),
+        reason,
+    };
+    let found = nvidia_smi::discover(host).map_err(|failure| unknown(failure.to_string()))?;
+    let mask = host.env.visible_devices();
+    let visibility = topology::visible(&found.gpus, mask.as_deref());
+    let visible = visibility
+        .gpus
+        .get(ordinal as usize)
+        .and_then(Gpu::identity);
+    match visible {
+        Some(gpu) => Ok(gpu.uuid.clone()),
+        None if visibility.notes.is_empty() => {
+            Err(unknown(format!("{} GPUs are visible", visibility.gpus.len())).into())
+        }
+        None => Err(unknown(visibility.notes.join("; ")).into()),
+    }
+}
+
+/// The daemon must be there, open to us, and answer.
+fn ask_daemon(host: &Host, evidence: &mut Evidence) -> Result<(), Error> {
+    let pipe = effective_pipe(host);
+    let socket = mps::control_socket(host, &pipe);
+    let found = socket.describe(&mps::control_path(&pipe));
+    match socket {
+        Socket::Listening { .. } | Socket::Fifo => {}
+        Socket::Absent | Socket::Orphan => return Err(Unmet::NoDaemon(found).into()),
+        Socket::Other(_) => return Err(Unmet::NotASocket(found).into()),
+        Socket::Hidden(_) => return Err(Unmet::NoAccess(found).into()),
+    }
+    evidence.control_pipe_kind = socket.kind();
+    let control = Control::find(host, &pipe, &pipe).ok_or(Error::NoProgram(CONTROL))?;
+    match control.servers(LIMIT) {
+        Ok(servers) => evidence.server_pid = servers.first().copied(),
+        Err(AskError::Call(RunError::Interrupted(signal))) => {
+            return Err(Error::Interrupted(signal));
+        }
+        Err(error) => {
+            let reason = error.to_string();
+            return Err(Unmet::NotAnswering { pipe, reason }.into());
+        }
+    }
+    if let Keeper::Process(process) = mps::keeper(host, &pipe) {
+        evidence.control_pid = Some(process.id.pid);
+    }
+    Ok(())
+}
+
+/// A mere look: what cannot be found out stays unknown.
+fn ambient(host: &Host, request: &Request) -> Evidence {
+    let mut evidence = Evidence::of(request);
+    let learner = sharing::ambient_ordinal(Some(&request.learner));
+    let collector = sharing::ambient_ordinal(request.collector.as_deref());
+    let pipe_env = host.env.get("CUDA_MPS_PIPE_DIRECTORY");
+    evidence.pipe_directory_env = pipe_env.map(|path| path.to_string_lossy().into_owned());
+    if learner.is_none() && collector.is_none() {
+        return evidence;
+    }
+    look_at_pipe(host, &mut evidence);
+    evidence.ambient_server = ask_daemon(host, &mut evidence).is_ok();
+    let token = |gpu: Result<GpuUuid, Error>| gpu.ok().map(|gpu| gpu.token());
+    evidence.learner_gpu_uuid = learner.and_then(|ordinal| token(learner_gpu(host, ordinal)));
+    evidence.collector_gpu_uuid =
+        collector.and_then(|ordinal| token(collector_gpu(host, request, ordinal)));
+    evidence
+}
+
+/// Where a running process, or one that it started, is a client.
+struct Place {
+    pid: i32,
+    /// The client itself: the process or a descendant.
+    client: Option<i32>,
+    server: Option<i32>,
+    pipe: Option<PathBuf>,
+    gpus: Option<String>,
+}
+
+/// Are two running processes clients of one server?
+fn together(host: &Host, ui: &mut Ui<'_>, args: &ValidateArgs) -> Result<u8, Error> {
+    let [first, second] = args.pids.as_slice() else {
+        return Err(Unmet::NotTogether("--pid must be given twice".to_owned()).into());
+    };
+    let places = [find(host, *first)?, find(host, *second)?];
+    let shared = match &places {
+        [a, b] if a.server.is_none() || b.server.is_none() => Err(format!(
+            "pid {} is not a client of any MPS server that can be asked",
+            if a.server.is_none() { a.pid } else { b.pid }
+        )),
+        [a, b] if a.server != b.server => Err(format!(
+            "pid {} and pid {} are clients of two MPS servers",
+            a.pid, b.pid
+        )),
+        _ => Ok(()),
+    };
+    let list: Vec<Value> = places
+        .iter()
+        .map(|place| {
+            json!({
+                "pid": place.pid,
+                "client_pid": place.client,
+                "server_pid": place.server,
+                "pipe_directory": place.pipe,
+                "gpus": place.gpus,
+            })
+        })
+        .collect();
+    if args.json {
+        ui.json(
+            &json!({"shared": shared.is_ok(), "processes": list, "reason": shared.as_ref().err()}),
+        );
+    } else {
+        for place in &places {
+            let number = |pid: Option<i32>| pid.map_or("none".to_owned(), |pid| pid.to_string());
+            ui.line(format!(
+                "pid={} client={} server={} gpus={}",
+                place.pid,
+                number(place.client),
+                number(place.server),
+                place.gpus.as_deref().unwrap_or("none")
+            ));
+        }
+        ui.line(format!(
+            "shared={}",
+            if shared.is_ok() { "True" } else { "False" }
+        ));
+    }
+    match shared {
+        Ok(()) => Ok(0),
+        Err(reason) if args.json => {
+            ui.note(reason);
+            Ok(1)
+        }
+        Err(reason) => Err(Unmet::NotTogether(reason).into()),
+    }
+}
+
+/// Looks for a process among the clients of every daemon that we know of.
+fn find(host: &Host, pid: i32) -> Result<Place, Error> {
+    if process::running(host, pid).is_none() {
+        return Err(Unmet::NotTogether(format!("pid {pid} does not run")).into());
+    }
+    let family = process::family_of(host, pid);
+    let (daemons, _) = crate::daemon::observe_all(host, &Store::of(host)?)?;
+    let recorded = daemons
+        .into_iter()
+        .filter(|daemon| daemon.state.reachable())
+        .map(|daemon| {
+            (
+                daemon.record.pipe_directory.clone(),
+                Some(daemon.record.gpu_list()),
+            )
+        });
+    let mut pipes: Vec<(PathBuf, Option<String>)> = recorded.collect();
+    let ambient = effective_pipe(host);
+    if !pipes.iter().any(|(pipe, _)| *pipe == ambient) {
+        pipes.push((ambient, None));
+    }
+    for (pipe, gpus) in pipes {
+        let Some(control) = Control::find(host, &pipe, &pipe) else {
+            return Err(Error::NoProgram(CONTROL));
+        };
+        for server in control.servers(LIMIT).unwrap_or_default() {
+            let clients = control.clients(server, LIMIT).unwrap_or_default();
+            if let Some(client) = clients.into_iter().find(|client| family.contains(client)) {
+                return Ok(Place {
+                    pid,
+                    client: Some(client),
+                    server: Some(server),
+                    gpus: gpus
+                        .or_else(|| process::variable_of(host, server, "CUDA_VISIBLE_DEVICES")),
+                    pipe: Some(pipe),
+                });
+            }
+        }
+    }
+    Ok(Place {
+        pid,
+        client: None,
+        server: None,
+        pipe: None,
+        gpus: None,
+    })
+}

@@ -64,10 +64,51 @@ pub struct DoctorArgs {
     /// One GPU: nvidia-smi's index or a UUID [default: the only visible GPU]
     #[arg(long, value_name = "GPU", allow_negative_numbers = true)]
     pub gpus: Option<String>,
+    /// Also initialise CUDA through the daemon, in a child process, and be seen among its clients
+    #[arg(long)]
+    pub probe: bool,
+    /// Run only this check (repeatable)
+    #[arg(long, value_name = "ID", value_parser = clap::builder::PossibleValuesParser::new(CHECK_IDS))]
+    pub only: Vec<String>,
+    /// Leave this check out (repeatable)
+    #[arg(long, value_name = "ID", value_parser = clap::builder::PossibleValuesParser::new(CHECK_IDS))]
+    pub skip: Vec<String>,
+    /// Instead: write what the checks look at into this new directory, names replaced, for a bug report
+    #[arg(long, value_name = "DIR", value_parser = directory())]
+    pub capture: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
+
+/// The ids of `doctor`'s checks, in their order.
+pub const CHECK_IDS: [&str; 25] = [
+    "platform",
+    "nvidia-smi",
+    "driver",
+    "cuda-driver",
+    "gpus",
+    "compute-mode",
+    "mig",
+    "control-program",
+    "server-program",
+    "selection",
+    "record",
+    "identity",
+    "pipe-directory",
+    "socket",
+    "answer",
+    "log-directory",
+    "variables",
+    "mask",
+    "default-pipe",
+    "other-daemons",
+    "clients",
+    "logs",
+    "shared-memory",
+    "affinity",
+    "probe",
+];
 
 /// `start`
 #[derive(Debug, Args)]

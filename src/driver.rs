@@ -5,13 +5,15 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, OsStr, OsString, c_char, c_int, c_void};
+use std::ffi::{CStr, OsString, c_char, c_int, c_void};
+use std::path::Path;
 use std::time::Duration;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::cli::LOOK_COMMAND;
+use crate::cli::{LOOK_COMMAND, THROUGH_DAEMON};
 use crate::gpu::GpuUuid;
 use crate::host::Host;
 use crate::runner::{Invocation, Mode, RunError, Status};
@@ -226,31 +228,57 @@ pub fn look(with_context: bool) -> Result<Seen, DriverFailure> {
     })
 }
 
-/// Has a child of ours look, with the caller's environment: under his mask and through his libraries.
-///
-/// Not through a control daemon, unless `pipe` names one: an empty pipe directory keeps the child from becoming an MPS
-/// client.
-pub fn look_in_child(host: &Host, limit: Duration) -> Result<Seen, DriverFailure> {
-    let nowhere = OsStr::new("/nonexistent");
-    let output = child(host, limit, nowhere, &[LOOK_COMMAND])?;
-    serde_json::from_str::<Result<Seen, DriverFailure>>(&output)
-        .map_err(|error| DriverFailure::Child(error.to_string()))?
+/// What a process saw that went through a control daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probe {
+    /// The devices, with their memory.
+    pub seen: Seen,
+    /// The server that counts the process among its clients.
+    pub server: Option<i32>,
 }
 
-/// Calls our own binary with `args` and the caller's environment but for the pipe directory.
-pub fn child(
+/// Where no control daemon is, so that a child does not become an MPS client.
+const NOWHERE: &str = "/nonexistent";
+
+/// Has a child of ours look, with the caller's environment and, if given, another mask. Not through a control daemon.
+pub fn look_in_child(
     host: &Host,
+    mask: Option<&str>,
     limit: Duration,
-    pipe: &OsStr,
+) -> Result<Seen, DriverFailure> {
+    in_child(host, mask, NOWHERE.as_ref(), &[LOOK_COMMAND], limit)
+}
+
+/// Has a child of ours initialise CUDA on `gpu` through the daemon in `pipe` and look for itself among the clients.
+pub fn probe_in_child(
+    host: &Host,
+    gpu: &GpuUuid,
+    pipe: &Path,
+    limit: Duration,
+) -> Result<Probe, DriverFailure> {
+    let args = [LOOK_COMMAND, THROUGH_DAEMON];
+    in_child(host, Some(gpu.as_str()), pipe, &args, limit)
+}
+
+/// Calls our own binary, which prints a `Result<T, DriverFailure>`.
+fn in_child<T: DeserializeOwned>(
+    host: &Host,
+    mask: Option<&str>,
+    pipe: &Path,
     args: &[&str],
-) -> Result<String, DriverFailure> {
+    limit: Duration,
+) -> Result<T, DriverFailure> {
+    let replaced = |key: &OsString| {
+        key == "CUDA_MPS_PIPE_DIRECTORY" || (key == "CUDA_VISIBLE_DEVICES" && mask.is_some())
+    };
     let mut env: Vec<(OsString, OsString)> = host
         .env
         .all()
-        .filter(|(key, _)| *key != "CUDA_MPS_PIPE_DIRECTORY")
+        .filter(|(key, _)| !replaced(key))
         .map(|(key, value)| (key.clone(), value.clone()))
         .collect();
-    env.push(("CUDA_MPS_PIPE_DIRECTORY".into(), pipe.to_owned()));
+    env.push(("CUDA_MPS_PIPE_DIRECTORY".into(), pipe.into()));
+    env.extend(mask.map(|mask| ("CUDA_VISIBLE_DEVICES".into(), mask.into())));
     let call = Invocation {
         purpose: "look at the CUDA driver",
         program: host.ourselves.clone(),
@@ -259,14 +287,14 @@ pub fn child(
         stdin: Vec::new(),
         mode: Mode::Captured(limit),
     };
+    let failed = |reason: String| Err(DriverFailure::Child(reason));
     match host.runner.run(&call) {
-        Ok(finished) if finished.status == Status::Exited(0) => Ok(finished.stdout),
-        Ok(finished) => Err(DriverFailure::Child(format!(
-            "{:?}, {}",
-            finished.status,
-            finished.said()
-        ))),
+        Ok(finished) if finished.status == Status::Exited(0) => {
+            serde_json::from_str::<Result<T, DriverFailure>>(&finished.stdout)
+                .unwrap_or_else(|error| failed(error.to_string()))
+        }
+        Ok(finished) => failed(format!("{:?}, {}", finished.status, finished.said())),
         Err(RunError::TimedOut(limit)) => Err(DriverFailure::TimedOut(limit.as_secs())),
-        Err(error) => Err(DriverFailure::Child(error.to_string())),
+        Err(error) => failed(error.to_string()),
     }
 }

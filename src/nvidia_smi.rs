@@ -53,18 +53,7 @@ pub fn discover(host: &Host) -> Result<Discovery, SmiFailure> {
     let program = host
         .find_program("nvidia-smi")
         .ok_or(SmiFailure::NotFound)?;
-    let call = Invocation {
-        purpose: "list the GPUs",
-        program: program.clone(),
-        args: ARGS.map(Into::into).to_vec(),
-        env: host
-            .env
-            .all()
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect(),
-        stdin: Vec::new(),
-        mode: Mode::Captured(LIMIT),
-    };
+    let call = invocation(host, program.clone());
     match host.runner.run(&call) {
         Ok(finished) => read(program, &finished),
         Err(RunError::TimedOut(limit)) => Err(SmiFailure::TimedOut {
@@ -76,6 +65,27 @@ pub fn discover(host: &Host) -> Result<Discovery, SmiFailure> {
             program,
             reason: error.to_string(),
         }),
+    }
+}
+
+/// The answer to our query as it came, for a capture; `None` if there was none.
+pub fn raw(host: &Host) -> Option<Finished> {
+    let call = invocation(host, host.find_program("nvidia-smi")?);
+    host.runner.run(&call).ok()
+}
+
+fn invocation(host: &Host, program: PathBuf) -> Invocation {
+    Invocation {
+        purpose: "list the GPUs",
+        program,
+        args: ARGS.map(Into::into).to_vec(),
+        env: host
+            .env
+            .all()
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect(),
+        stdin: Vec::new(),
+        mode: Mode::Captured(LIMIT),
     }
 }
 

@@ -102,6 +102,19 @@ pub fn plan(
     Ok((directories, notes))
 }
 
+/// The pipe directory that a CUDA program with the caller's environment uses.
+pub fn effective_pipe(host: &Host) -> PathBuf {
+    match host.env.get_filled("CUDA_MPS_PIPE_DIRECTORY") {
+        Some(path) => host.cwd.join(path),
+        None => PathBuf::from(NVIDIA_DEFAULT),
+    }
+}
+
+/// The name of the network file system that a directory lies on, if it does.
+pub fn network_file_system_of(host: &Host, path: &Path) -> Option<&'static str> {
+    network_file_system(&open_directory(host, path, PIPE).ok()?)
+}
+
 /// The first 16 letters of a name, for a hint.
 fn short(name: &DaemonName) -> &str {
     let text = name.as_str();

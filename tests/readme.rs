@@ -78,7 +78,9 @@ fn shell_word(text: &str) -> String {
 fn every_command_and_flag_of_the_help_is_in_the_table_of_commands() {
     let machine = Sandbox::new();
     let text = readme();
-    for command in ["status", "doctor", "start", "stop", "env", "prune"] {
+    for command in [
+        "status", "doctor", "start", "stop", "env", "prune", "validate",
+    ] {
         let row = text
             .lines()
             .find(|line| line.starts_with(&format!("| `{command} ")))
@@ -108,4 +110,15 @@ fn every_state_is_explained() {
     ] {
         assert!(text.contains(&format!("`{word}`")), "{word}");
     }
+}
+
+#[test]
+fn the_number_of_checks_is_true() {
+    let machine = Sandbox::new();
+    let report = machine.run(["doctor", "--probe", "--json"]).finish().json();
+    let checks = report["checks"].as_array().unwrap().len();
+    assert!(
+        readme().contains(&format!("in {checks} checks")),
+        "{checks}"
+    );
 }

@@ -5,6 +5,7 @@
 //! programs, it is the stand-in; the tests use it as well.
 
 mod stand_in;
+mod stub;
 
 use std::error::Error;
 use std::os::unix::fs::symlink;
@@ -49,6 +50,10 @@ fn demo() -> Result<(), Box<dyn Error>> {
         "0, GPU-0a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c40, Default\n",
     )?;
 
+    let lib = machine.join("lib");
+    std::fs::create_dir(&lib)?;
+    stub::compile(&lib.join("libcuda.so.1"), &[])?;
+
     println!(
         "A temporary machine with one made-up GPU and a stand-in control daemon:\n{}\n",
         machine.display()
@@ -58,7 +63,7 @@ fn demo() -> Result<(), Box<dyn Error>> {
         "uni-cumps status",
         "uni-cumps start",
         "eval \"$(uni-cumps env)\"; echo \"$CUDA_MPS_PIPE_DIRECTORY\"",
-        "uni-cumps doctor",
+        "uni-cumps doctor --only answer --only cuda-driver",
         "uni-cumps stop",
         "uni-cumps status",
     ] {
@@ -69,6 +74,8 @@ fn demo() -> Result<(), Box<dyn Error>> {
             .env("HOME", machine.join("home"))
             .env("TMPDIR", machine.join("tmp"))
             .env("PATH", &bin)
+            .env("LD_LIBRARY_PATH", &lib)
+            .env("STUB_GPUS", bin.join("gpus.csv"))
             .current_dir(machine)
             .status()?;
         failed |= !status.success();

@@ -1,46 +1,44 @@
-//! `doctor`: which GPU is meant, which daemon serves it, and whether that daemon answers. Changes nothing.
+//! `doctor`: which GPU is meant, which daemon serves it, whether that is proof of sharing, and everything else that may
+//! be wrong. Changes nothing.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::Path;
 
 use serde_json::{Value, json};
 
+use crate::capture;
 use crate::cli::DoctorArgs;
 use crate::daemon::{self, Observed, State};
+use crate::diagnosis::{self, Check, Facts, Status};
 use crate::error::Error;
 use crate::host::Host;
-use crate::mps::{self, AskError, CONTROL, Control, Keeper, Socket};
-use crate::nvidia_smi;
+use crate::mps::{self, CONTROL, Keeper, Socket};
 use crate::record::TopologyMode;
-use crate::runner::RunError;
-use crate::runtime_dir;
 use crate::shell::quote_path;
 use crate::store::Store;
-use crate::topology::{self, Plan};
 use crate::ui::{Cell, Tone, Ui, plain};
 
-/// How long a daemon may take to answer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(5);
-
 struct Report {
-    plan: Plan,
-    nvidia_smi: PathBuf,
-    daemons: Vec<Observed>,
-    /// The daemon that a program for this GPU would use, or why there is none.
-    sharing: Result<Sharing, String>,
-}
-
-/// What is known about the daemon that answers.
-struct Sharing {
-    pipe: PathBuf,
-    kind: Option<&'static str>,
-    pipe_env: Option<String>,
-    control_pid: Option<i32>,
-    servers: Vec<i32>,
+    facts: Facts,
+    checks: Vec<Check>,
+    /// Whether programs for this GPU share it, or why not.
+    verdict: Result<(), String>,
 }
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &DoctorArgs) -> Result<u8, Error> {
-    let report = gather(host, args)?;
+    if let Some(directory) = &args.capture {
+        return capture(host, ui, &host.cwd.join(directory));
+    }
+    let wanted = |id: &str| {
+        let named = |ids: &[String]| ids.iter().any(|named| named == id);
+        let asked = args.only.is_empty() && (id != "probe" || args.probe);
+        (asked || named(&args.only)) && !named(&args.skip)
+    };
+    let facts = diagnosis::gather(host, args.gpus.as_deref(), &wanted)?;
+    let report = Report {
+        checks: diagnosis::run(&facts, &wanted),
+        verdict: verdict(&facts),
+        facts,
+    };
     if args.json {
         ui.json(&report.to_json());
     } else if ui.for_people() {
@@ -48,201 +46,229 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &DoctorArgs) -> Result<u8,
     } else {
         report.print(ui);
     }
-    Ok(u8::from(report.sharing.is_err()))
+    let failed = report
+        .checks
+        .iter()
+        .any(|check| check.status == Status::Fail);
+    Ok(u8::from(report.verdict.is_err() || failed))
 }
 
-fn gather(host: &Host, args: &DoctorArgs) -> Result<Report, Error> {
-    let discovery = nvidia_smi::discover(host)?;
-    let mask = host.env.visible_devices();
-    let plan = topology::resolve(args.gpus.as_deref(), &discovery.gpus, mask.as_deref())
-        .map_err(|error| discovery.explain(error))?;
+/// Writes a snapshot instead of a report. It needs no GPU to be chosen, nor one to be there.
+fn capture(host: &Host, ui: &mut Ui<'_>, directory: &Path) -> Result<u8, Error> {
     let (daemons, _) = daemon::observe_all(host, &Store::of(host)?)?;
-    let daemons: Vec<Observed> = daemons
-        .into_iter()
-        .filter(|daemon| {
-            daemon.record.topology_mode == plan.mode
-                && daemon.record.gpu_uuids == [plan.gpu.uuid.clone()]
-        })
-        .collect();
-    let visibility = topology::visible(&discovery.gpus, mask.as_deref());
-    let is_visible = visibility
-        .gpus
-        .iter()
-        .any(|gpu| gpu.identity() == Some(&plan.gpu));
-    let sharing = match (is_visible, mask) {
-        (false, Some(mask)) => Err(format!(
-            "CUDA_VISIBLE_DEVICES={mask:?} hides GPU {} from the programs of this shell; unset it, or eval \"$(uni-cumps env)\"",
-            plan.gpu
-        )),
-        _ => examine(host, &daemons)?,
-    };
-    Ok(Report {
-        plan,
-        nvidia_smi: discovery.program,
-        daemons,
-        sharing,
-    })
+    let files = capture::take(host, directory, &daemons)?;
+    ui.line(format!(
+        "captured files={files} directory={}",
+        directory.display()
+    ));
+    ui.note("look it through before you send it: names are replaced, paths and logs may still tell more than you like");
+    Ok(0)
 }
 
-/// Asks the daemon that serves the GPU: the live one of ours, or else the one that this shell's variables lead to.
-fn examine(host: &Host, daemons: &[Observed]) -> Result<Result<Sharing, String>, Error> {
-    let running: Vec<&Observed> = daemons
-        .iter()
-        .filter(|daemon| daemon.state.process().is_some() || daemon.state.reachable())
-        .collect();
-    let pipe_env = host.env.get_filled("CUDA_MPS_PIPE_DIRECTORY");
-    let pipe = match running.as_slice() {
-        [] => pipe_env.map_or(PathBuf::from(runtime_dir::NVIDIA_DEFAULT), |path| {
-            host.cwd.join(path)
-        }),
-        [daemon] => match &daemon.state {
-            State::NotAnswering(process) => {
-                let pid = process.id.pid;
-                return Ok(Err(format!(
-                    "the daemon {} is stopped (state T) and does not answer; to let it go on: kill -CONT {pid}",
-                    daemon.record.name
-                )));
-            }
-            State::Unreachable(_) => {
-                let error = daemon::unreachable(daemon);
-                let found = error.cause().unwrap_or_default();
-                return Ok(Err(format!("{error}: {found}; first {}", error.hint())));
-            }
-            _ => daemon.record.pipe_directory.clone(),
-        },
+/// Programs with the environment of the daemon share the GPU if just one daemon of ours runs, or else the one that this
+/// shell's variables lead to; if it answers; and if CUDA shows them this GPU.
+fn verdict(facts: &Facts) -> Result<(), String> {
+    if let (false, Some(mask)) = (facts.is_visible(), &facts.mask) {
+        return Err(format!(
+            "CUDA_VISIBLE_DEVICES={mask:?} hides GPU {} from the programs of this shell; unset it, or eval \"$(uni-cumps env)\"",
+            facts.plan.gpu
+        ));
+    }
+    match facts.running().as_slice() {
+        [] => {}
+        [daemon] => reachable(daemon)?,
         several => {
             let names: Vec<&str> = several
                 .iter()
                 .map(|daemon| daemon.record.name.as_str())
                 .collect();
-            return Ok(Err(format!(
+            return Err(format!(
                 "several daemons serve this GPU: {}; stop all but one: uni-cumps stop --name {}",
                 names.join(", "),
                 names[names.len() - 1]
-            )));
+            ));
         }
-    };
-    let socket = mps::control_socket(host, &pipe);
-    let kind = socket.kind();
-    let found = socket.describe(&mps::control_path(&pipe));
-    match socket {
+    }
+    let found = facts.socket.describe(&mps::control_path(&facts.pipe));
+    match facts.socket {
         Socket::Listening { .. } | Socket::Fifo => {}
         Socket::Absent | Socket::Orphan => {
-            return Ok(Err(format!("{found}; to start a daemon: uni-cumps start")));
+            return Err(format!("{found}; to start a daemon: uni-cumps start"));
         }
         Socket::Other(_) => {
-            return Ok(Err(format!(
+            return Err(format!(
                 "{found}, not a control socket; see {}",
-                quote_path(&pipe)
-            )));
+                quote_path(&facts.pipe)
+            ));
         }
-        Socket::Hidden(_) => return Ok(Err(found)),
+        Socket::Hidden(_) => return Err(found),
     }
-    let Some(control) = Control::find(host, &pipe, Path::new("/nonexistent")) else {
-        return Ok(Err(format!(
-            "{CONTROL} is not on PATH, so the daemon cannot be asked"
-        )));
-    };
-    let servers = match control.servers(ANSWER_LIMIT) {
-        Ok(servers) => servers,
-        Err(AskError::Call(RunError::Interrupted(signal))) => {
-            return Err(Error::Interrupted(signal));
+    match &facts.servers {
+        Some(Ok(_)) => {}
+        Some(Err(reason)) => {
+            return Err(format!(
+                "the control daemon in {:?} does not answer: {reason}",
+                facts.pipe
+            ));
         }
-        Err(error) => {
-            return Ok(Err(format!(
-                "the control daemon in {pipe:?} does not answer: {error}"
-            )));
+        None => {
+            return Err(format!(
+                "{CONTROL} is not on PATH, so the daemon cannot be asked"
+            ));
         }
-    };
-    let control_pid = match mps::keeper(host, &pipe) {
-        Keeper::Process(process) => Some(process.id.pid),
-        Keeper::Nobody | Keeper::Elsewhere | Keeper::Contradiction(_) => None,
-    };
-    Ok(Ok(Sharing {
-        kind,
-        pipe,
-        pipe_env: pipe_env.map(|path| path.to_string_lossy().into_owned()),
-        control_pid,
-        servers,
-    }))
+    }
+    match &facts.cuda {
+        // Left out by --only or --skip.
+        None => Ok(()),
+        Some(Ok(seen))
+            if seen
+                .devices
+                .iter()
+                .any(|device| device.uuid == facts.plan.gpu.uuid) =>
+        {
+            Ok(())
+        }
+        Some(Ok(_)) => Err(format!(
+            "the CUDA driver shows a process no GPU {}",
+            facts.plan.gpu
+        )),
+        Some(Err(failure)) => Err(failure.to_string()),
+    }
+}
+
+/// Our own daemon must be where its record says.
+fn reachable(daemon: &Observed) -> Result<(), String> {
+    match &daemon.state {
+        State::NotAnswering(process) => Err(format!(
+            "the daemon {} is stopped (state T) and does not answer; to let it go on: kill -CONT {}",
+            daemon.record.name, process.id.pid
+        )),
+        State::Unreachable(_) => {
+            let error = daemon::unreachable(daemon);
+            let found = error.cause().unwrap_or_default();
+            Err(format!("{error}: {found}; first {}", error.hint()))
+        }
+        _ => Ok(()),
+    }
 }
 
 impl Report {
-    fn to_json(&self) -> Value {
-        let sharing = match &self.sharing {
-            Ok(sharing) => json!({
-                "control_pid": sharing.control_pid,
-                "control_pipe": mps::control_path(&sharing.pipe),
-                "control_pipe_kind": sharing.kind,
-                "pipe_directory": sharing.pipe,
-                "pipe_directory_env": sharing.pipe_env,
-                "server_pid": sharing.servers.first(),
-            }),
-            Err(reason) => json!({"error": reason}),
+    /// The evidence in the field names of `validate`, for a learner and a collector with the daemon's environment.
+    fn sharing_json(&self) -> Value {
+        let facts = &self.facts;
+        if let Err(reason) = &self.verdict {
+            return json!({"error": reason});
+        }
+        let servers = facts
+            .servers
+            .as_ref()
+            .and_then(|servers| servers.as_ref().ok());
+        let control_pid = match &facts.keeper {
+            Keeper::Process(process) => Some(process.id.pid),
+            Keeper::Nobody | Keeper::Elsewhere | Keeper::Contradiction(_) => None,
         };
+        let seen = facts.cuda.as_ref().and_then(|seen| seen.as_ref().ok());
         json!({
-            "compatible_topology_modes": TopologyMode::ALL.map(TopologyMode::as_str),
-            "plan": self.plan.to_json(),
-            "managed_daemons": self.daemons.iter().map(Observed::to_json).collect::<Vec<_>>(),
-            "cuda_process_sharing": sharing,
-            "nvidia_smi": self.nvidia_smi,
-            "valid": self.sharing.is_ok(),
+            "ambient_server": false,
+            "collector_device": "cuda:0",
+            "collector_gpu_uuid": facts.plan.gpu.uuid.token(),
+            "configured": "mps",
+            "control_pid": control_pid,
+            "control_pipe": mps::control_path(&facts.pipe),
+            "control_pipe_kind": facts.socket.kind(),
+            "effective": "mps",
+            "learner_device": "cuda:0",
+            "learner_gpu_uuid": seen.map(|_| facts.plan.gpu.uuid.token()),
+            "pipe_directory": facts.pipe,
+            "pipe_directory_env": facts.variable("CUDA_MPS_PIPE_DIRECTORY"),
+            "rank": 0,
+            "server_pid": servers.and_then(|servers| servers.first()).map(|server| server.pid),
+            "validated": seen.is_some(),
+            "world_size": 1,
         })
     }
 
-    /// The lines of the Python command, and nvidia-smi's path.
+    fn to_json(&self) -> Value {
+        json!({
+            "compatible_topology_modes": TopologyMode::ALL.map(TopologyMode::as_str),
+            "plan": self.facts.plan.to_json(),
+            "managed_daemons": self.facts.daemons.iter().map(Observed::to_json).collect::<Vec<_>>(),
+            "cuda_process_sharing": self.sharing_json(),
+            "nvidia_smi": self.facts.discovery.program,
+            "valid": self.verdict.is_ok(),
+            "checks": self.checks.iter().map(Check::to_json).collect::<Vec<_>>(),
+        })
+    }
+
+    /// The lines of the Python command, and behind them a line a check.
     fn print(&self, ui: &mut Ui<'_>) {
-        ui.line(format!("topology_mode={}", self.plan.mode.as_str()));
-        ui.line(format!("gpus={}", self.plan.gpu.uuid));
-        let valid = if self.sharing.is_ok() {
+        let plan = &self.facts.plan;
+        ui.line(format!("topology_mode={}", plan.mode.as_str()));
+        ui.line(format!("gpus={}", plan.gpu.uuid));
+        let valid = if self.verdict.is_ok() {
             "True"
         } else {
             "False"
         };
         ui.line(format!("valid={valid}"));
-        for daemon in &self.daemons {
+        for daemon in &self.facts.daemons {
             ui.line(daemon.line());
         }
-        if let Err(reason) = &self.sharing {
+        if let Err(reason) = &self.verdict {
             ui.line(format!("error={reason}"));
         }
-        ui.line(format!("nvidia_smi={}", self.nvidia_smi.display()));
+        for check in &self.checks {
+            let remedy = check
+                .remedy
+                .as_ref()
+                .map(|remedy| format!(" remedy={remedy}"));
+            ui.line(format!(
+                "check id={} status={} evidence={}{}",
+                check.id,
+                check.status.word(),
+                check.evidence,
+                remedy.unwrap_or_default()
+            ));
+        }
     }
 
     /// For a person.
     fn show(&self, ui: &mut Ui<'_>) {
-        let mut rows = vec![
-            check("gpu", "ok", Tone::Good, self.plan.gpu.to_string()),
-            check(
-                "nvidia-smi",
-                "ok",
-                Tone::Good,
-                self.nvidia_smi.display().to_string(),
-            ),
-        ];
-        for daemon in &self.daemons {
-            let tone = match daemon.state {
-                State::Live(_) => Tone::Good,
-                _ => Tone::Doubtful,
-            };
-            let text = format!("{}, pid {}", daemon.record.name, daemon.record.process.pid);
-            rows.push(check("daemon", daemon.state.word(), tone, text));
-        }
-        rows.push(match &self.sharing {
-            Ok(sharing) => {
-                let servers = match sharing.servers.as_slice() {
-                    [] => "no server yet: the first program starts one".to_owned(),
-                    servers => format!("servers {servers:?}"),
-                };
-                let text = format!("{}; {servers}", sharing.pipe.display());
-                check("control", "answers", Tone::Good, text)
+        let rows: Vec<Vec<Cell>> = self.checks.iter().flat_map(rows_of).collect();
+        ui.table(&["CHECK", "RESULT", "EVIDENCE"], &rows);
+        ui.line("");
+        match &self.verdict {
+            Ok(()) => {
+                let text = format!(
+                    "programs with this daemon's environment share GPU {}",
+                    self.facts.plan.gpu
+                );
+                ui.verdict("valid", Tone::Good, &text);
             }
-            Err(reason) => check("control", "fail", Tone::Bad, reason.clone()),
-        });
-        ui.table(&["CHECK", "RESULT", "DETAIL"], &rows);
+            Err(reason) => ui.verdict("not valid", Tone::Bad, reason),
+        }
     }
 }
 
-fn check(name: &str, result: &str, tone: Tone, detail: String) -> Vec<Cell> {
-    vec![plain(name), (result.to_owned(), tone), plain(detail)]
+/// A check's row, and below it what to type.
+fn rows_of(check: &Check) -> Vec<Vec<Cell>> {
+    let tone = match check.status {
+        Status::Ok => Tone::Good,
+        Status::Warn => Tone::Doubtful,
+        Status::Fail => Tone::Bad,
+        Status::Skip => Tone::Faint,
+    };
+    let mut rows = vec![vec![
+        plain(check.id),
+        (check.status.word().to_owned(), tone),
+        plain(&check.evidence),
+    ]];
+    if let Some(remedy) = &check.remedy {
+        rows.push(vec![
+            plain(""),
+            plain(""),
+            (format!("-> {remedy}"), Tone::Faint),
+        ]);
+    }
+    rows
 }

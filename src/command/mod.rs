@@ -26,7 +26,7 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
         Command::Prune(args) => (prune::run(host, ui, args), args.json),
         Command::Validate(args) => (validate::run(host, ui, args), args.json),
         Command::Visibility(args) => (visibility::run(host, ui, args), false),
-        Command::Look(args) => (look::run(ui, args), false),
+        Command::Look(args) => (look::run(host, ui, args), false),
     };
     result.unwrap_or_else(|error| {
         ui.failure(&error, json);

@@ -66,14 +66,6 @@ fn show(ui: &mut Ui<'_>, value: &Value, json: bool) {
     }
 }
 
-/// The pipe directory that a CUDA program with this environment uses.
-fn effective_pipe(host: &Host) -> PathBuf {
-    let named = host.env.get_filled("CUDA_MPS_PIPE_DIRECTORY");
-    named.map_or(PathBuf::from(runtime_dir::NVIDIA_DEFAULT), |path| {
-        host.cwd.join(path)
-    })
-}
-
 /// An explicit request: the first prerequisite that is not met is the failure.
 fn explicit(host: &Host, request: &Request) -> Result<Evidence, Error> {
     let (learner, collector) = sharing::arguments(request)?;
@@ -93,7 +85,7 @@ fn explicit(host: &Host, request: &Request) -> Result<Evidence, Error> {
 }
 
 fn look_at_pipe(host: &Host, evidence: &mut Evidence) {
-    let pipe = effective_pipe(host);
+    let pipe = runtime_dir::effective_pipe(host);
     let text = |path: &Path| path.to_string_lossy().into_owned();
     evidence.pipe_directory_env = host
         .env
@@ -105,7 +97,7 @@ fn look_at_pipe(host: &Host, evidence: &mut Evidence) {
 
 /// The learner's GPU as the CUDA driver names it to a process with this environment.
 fn learner_gpu(host: &Host, ordinal: u32) -> Result<GpuUuid, Error> {
-    let seen = match driver::look_in_child(host, LIMIT) {
+    let seen = match driver::look_in_child(host, None, LIMIT) {
         Ok(seen) => seen,
         Err(DriverFailure::NotOpened(_)) if host.root.at("/dev/kfd").exists() => {
             return Err(Unmet::Rocm.into());
@@ -143,7 +135,7 @@ fn collector_gpu(host: &Host, request: &Request, ordinal: u32) -> Result<GpuUuid
 
 /// The daemon must be there, open to us, and answer.
 fn ask_daemon(host: &Host, evidence: &mut Evidence) -> Result<(), Error> {
-    let pipe = effective_pipe(host);
+    let pipe = runtime_dir::effective_pipe(host);
     let socket = mps::control_socket(host, &pipe);
     let found = socket.describe(&mps::control_path(&pipe));
     match socket {
@@ -275,7 +267,7 @@ fn find(host: &Host, pid: i32) -> Result<Place, Error> {
             )
         });
     let mut pipes: Vec<(PathBuf, Option<String>)> = recorded.collect();
-    let ambient = effective_pipe(host);
+    let ambient = runtime_dir::effective_pipe(host);
     if !pipes.iter().any(|(pipe, _)| *pipe == ambient) {
         pipes.push((ambient, None));
     }

@@ -28,22 +28,35 @@ impl LogMark {
 
     /// The last lines written since.
     pub fn new_lines(&self) -> Option<String> {
-        let mut file = OpenOptions::new()
-            .read(true)
-            .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
-            .open(&self.path)
-            .ok()?;
-        let end = file.metadata().ok()?.len();
-        let from = if end < self.length { 0 } else { self.length };
-        file.seek(SeekFrom::Start(from.max(end.saturating_sub(64 << 10))))
-            .ok()?;
-        let mut bytes = Vec::new();
-        file.take(64 << 10).read_to_end(&mut bytes).ok()?;
-        let text = String::from_utf8_lossy(&bytes);
+        let text = read_end(&self.path, self.length)?;
         let lines: Vec<&str> = text.trim().lines().collect();
         let tail = lines[lines.len().saturating_sub(TAIL)..].join("\n");
         (!tail.is_empty()).then_some(tail)
     }
+}
+
+/// How much of a log is read at the most.
+const READ_LIMIT: u64 = 64 << 10;
+
+/// The end of a log file; `None` if there is none.
+pub fn log_end(host: &Host, directory: &Path, name: &str) -> Option<String> {
+    read_end(&host.root.at(directory.join(name)), 0)
+}
+
+/// What stands behind the first `known` bytes, or the whole file if it has been truncated meanwhile.
+fn read_end(path: &Path, known: u64) -> Option<String> {
+    let mut file = OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
+        .open(path)
+        .ok()?;
+    let end = file.metadata().ok()?.len();
+    let from = if end < known { 0 } else { known };
+    file.seek(SeekFrom::Start(from.max(end.saturating_sub(READ_LIMIT))))
+        .ok()?;
+    let mut bytes = Vec::new();
+    file.take(READ_LIMIT).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 #[cfg(test)]

@@ -10,8 +10,7 @@ fn healthy(gpu: &str, daemons: &str) -> String {
         "topology_mode=single_gpu
 gpus={gpu}
 valid=True
-{daemons}nvidia_smi=<S>/bin/nvidia-smi
-"
+{daemons}"
     )
 }
 
@@ -22,7 +21,6 @@ fn faulty(daemons: &str, error: &str) -> String {
 gpus=GPU-U0
 valid=False
 {daemons}error={error}
-nvidia_smi=<S>/bin/nvidia-smi
 "
     )
 }
@@ -45,10 +43,15 @@ fn doctor_valid() {
     let machine = Sandbox::new();
     let record = machine.start(&[]);
     let report = healthy("GPU-U0", &line("gpu-u0", "live", pid(&record)));
-    machine.run(["doctor"]).prints(&report).said_nothing();
+    machine
+        .run(["doctor"])
+        .succeeds()
+        .printed_before_checks(&report)
+        .said_nothing();
     machine
         .run(["doctor", "--gpus", &U0.to_uppercase()])
-        .prints(&report);
+        .succeeds()
+        .printed_before_checks(&report);
     for args in [
         vec!["doctor", "--json"],
         vec!["doctor", "--gpus", "0", "--json"],
@@ -74,12 +77,22 @@ fn doctor_valid() {
         assert_eq!(
             report["cuda_process_sharing"],
             json!({
+                "ambient_server": false,
+                "collector_device": "cuda:0",
+                "collector_gpu_uuid": "0A1B2C3D0E4F5A6B7C8D9E0F1A2B3C40",
+                "configured": "mps",
                 "control_pid": pid(&record),
                 "control_pipe": machine.runtime().join(N0).join("pipe/control"),
                 "control_pipe_kind": "unix_socket",
+                "effective": "mps",
+                "learner_device": "cuda:0",
+                "learner_gpu_uuid": "0A1B2C3D0E4F5A6B7C8D9E0F1A2B3C40",
                 "pipe_directory": record["pipe_directory"],
                 "pipe_directory_env": null,
+                "rank": 0,
                 "server_pid": null,
+                "validated": true,
+                "world_size": 1,
             })
         );
     }
@@ -96,7 +109,7 @@ fn doctor_no_torch() {
         machine.calls(),
         "nvidia-smi --query-gpu=index,uuid,compute_mode --format=csv,noheader
 nvidia-cuda-mps-control
-    CUDA_MPS_LOG_DIRECTORY=/nonexistent
+    CUDA_MPS_LOG_DIRECTORY=<S>/t/uni-cumps/gpu-u0/log
     CUDA_MPS_PIPE_DIRECTORY=<S>/t/uni-cumps/gpu-u0/pipe
     CUDA_MPS_PROTOCOL_VERSION=2
     < get_server_list
@@ -144,7 +157,8 @@ fn doctor_535() {
     machine
         .run(["doctor"])
         .env("CUDA_MPS_PIPE_DIRECTORY", &pipe)
-        .prints(&healthy("GPU-U0", ""));
+        .succeeds()
+        .printed_before_checks(&healthy("GPU-U0", ""));
     let report = machine
         .run(["doctor", "--json"])
         .env("CUDA_MPS_PIPE_DIRECTORY", &pipe)
@@ -164,7 +178,7 @@ fn doctor_no_daemon() {
         .env("CUDA_MPS_PIPE_DIRECTORY", &pipe)
         .finish()
         .exited(1)
-        .printed(&faulty(
+        .printed_before_checks(&faulty(
             "",
             "there is no \"<S>/none/p/control\"; to start a daemon: uni-cumps start",
         ));
@@ -220,15 +234,20 @@ fn doctor_stale() {
     let a = machine.start(&["--name", "a"]);
     machine.kill(pid(&a));
     let stale = line("a", "stale", pid(&a));
-    machine.run(["doctor"]).finish().exited(1).printed(&faulty(
-        &stale,
-        "there is no \"/tmp/nvidia-mps/control\"; to start a daemon: uni-cumps start",
-    ));
+    machine
+        .run(["doctor"])
+        .finish()
+        .exited(1)
+        .printed_before_checks(&faulty(
+            &stale,
+            "there is no \"/tmp/nvidia-mps/control\"; to start a daemon: uni-cumps start",
+        ));
     let b = machine.start(&["--name", "b"]);
     let live = line("b", "live", pid(&b));
     machine
         .run(["doctor"])
-        .prints(&healthy("GPU-U0", &(stale + &live)));
+        .succeeds()
+        .printed_before_checks(&healthy("GPU-U0", &(stale + &live)));
 }
 
 #[test]
@@ -240,10 +259,14 @@ fn doctor_two_live() {
     let mut record = machine.reference_record("b", b);
     record["pipe_directory"] = json!(machine.path("p"));
     machine.write_record("b", &record);
-    machine.run(["doctor"]).finish().exited(1).printed(&faulty(
-        &(line("a", "live", pid(&a)) + &line("b", "live", b)),
-        "several daemons serve this GPU: a, b; stop all but one: uni-cumps stop --name b",
-    ));
+    machine
+        .run(["doctor"])
+        .finish()
+        .exited(1)
+        .printed_before_checks(&faulty(
+            &(line("a", "live", pid(&a)) + &line("b", "live", b)),
+            "several daemons serve this GPU: a, b; stop all but one: uni-cumps stop --name b",
+        ));
 }
 
 #[test]
@@ -258,7 +281,8 @@ fn doctor_cvd() {
         machine
             .run(["doctor"])
             .env("CUDA_VISIBLE_DEVICES", mask)
-            .prints(&valid);
+            .succeeds()
+            .printed_before_checks(&valid);
     }
     for mask in ["", "-1", "bad"] {
         machine
@@ -279,7 +303,8 @@ fn doctor_cvd() {
         machine
             .run(["doctor", "--gpus", "1"])
             .env("CUDA_VISIBLE_DEVICES", mask)
-            .prints(&valid);
+            .succeeds()
+            .printed_before_checks(&valid);
     }
     for mask in [
         "0",

@@ -52,6 +52,29 @@ fn stand_in() -> &'static Path {
     })
 }
 
+#[path = "../../examples/demo/stub.rs"]
+mod stub;
+
+/// The stand-in for libcuda.so.1, compiled once: the current one, or one that is too old.
+fn libcuda(too_old: bool) -> PathBuf {
+    static BUILT: [OnceLock<PathBuf>; 2] = [OnceLock::new(), OnceLock::new()];
+    let (name, arguments): (&str, &[&str]) = match too_old {
+        false => ("stub", &[]),
+        true => ("stub-too-old", &["--cfg", "too_old"]),
+    };
+    let built = BUILT[usize::from(too_old)].get_or_init(|| {
+        let directory = uni_cumps().parent().unwrap().join(name);
+        let library = directory.join("libcuda.so.1");
+        // A test binary that is called by hand takes what is there.
+        if std::env::var_os("CARGO").is_some() || !library.exists() {
+            fs::create_dir_all(&directory).unwrap();
+            stub::compile(&library, arguments).unwrap();
+        }
+        library
+    });
+    built.clone()
+}
+
 pub struct Sandbox {
     dir: tempfile::TempDir,
 }
@@ -84,9 +107,10 @@ impl Sandbox {
             .tempdir_in("/tmp")
             .unwrap();
         let sandbox = Self { dir };
-        for directory in ["bin", "h", "t"] {
+        for directory in ["bin", "h", "t", "lib"] {
             fs::create_dir(sandbox.path(directory)).unwrap();
         }
+        sandbox.libcuda(Some(false));
         set_mode(sandbox.path(""), 0o755);
         set_mode(sandbox.path("t"), 0o1777);
         let rows: String = (0..gpus)
@@ -123,6 +147,15 @@ impl Sandbox {
     /// What the stand-in nvidia-smi prints.
     pub fn gpu_rows(&self, rows: impl AsRef<[u8]>) {
         fs::write(self.bin().join("gpus.csv"), rows).unwrap();
+    }
+
+    /// Puts in place the stand-in for libcuda.so.1, or one that is too old, or none.
+    pub fn libcuda(&self, too_old: Option<bool>) {
+        let link = self.path("lib/libcuda.so.1");
+        let _ = fs::remove_file(&link);
+        if let Some(too_old) = too_old {
+            symlink(libcuda(too_old), link).unwrap();
+        }
     }
 
     /// Replaces a program by a shell script.
@@ -180,6 +213,8 @@ impl Sandbox {
                 ("HOME".into(), self.path("h").into()),
                 ("TMPDIR".into(), self.path("t").into()),
                 ("PATH".into(), self.bin().into()),
+                ("LD_LIBRARY_PATH".into(), self.path("lib").into()),
+                ("STUB_GPUS".into(), self.bin().join("gpus.csv").into()),
             ],
             cwd: self.path(""),
         }
@@ -508,6 +543,15 @@ impl Done<'_> {
     #[track_caller]
     pub fn printed(self, stdout: &str) -> Self {
         assert_eq!(self.text(), stdout, "{self:#?}");
+        self
+    }
+
+    /// Standard output is this and behind it `doctor`'s lines of checks.
+    #[track_caller]
+    pub fn printed_before_checks(self, stdout: &str) -> Self {
+        let text = self.text();
+        let checks = text.find("check id=").unwrap_or(text.len());
+        assert_eq!(&text[..checks], stdout, "{self:#?}");
         self
     }
 

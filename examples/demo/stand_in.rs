@@ -19,8 +19,8 @@ use std::time::Duration;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use nix::sys::socket::{
-    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, connect, listen,
-    recv, send, socket,
+    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept, bind, connect,
+    getsockopt, listen, recv, send, socket, sockopt,
 };
 
 pub(crate) const NVIDIA_SMI: &str = "nvidia-smi";
@@ -125,7 +125,8 @@ impl Conduct {
 /// `launch leave-child`: exits with 0 and leaves a child that does nothing. `pid-file no`: as driver 535.
 /// `answers never`: the daemon takes questions and says nothing. `answers no-daemon`: the front-end finds nobody.
 /// `echo no`: unknown commands are not echoed. `quit TEXT`: refused with this text and status 0.
-/// `quit ignored`: accepted, and nothing happens. `servers TEXT`: what `get_server_list` answers.
+/// `quit ignored`: accepted, and nothing happens. `servers PID`: what `get_server_list` answers. `clients PID PID…`: what
+/// `get_client_list` answers; the word `asker` stands for whoever asks.
 pub(crate) fn control() -> ExitCode {
     let conduct = Conduct::read();
     match std::env::args().nth(1).as_deref() {
@@ -308,6 +309,7 @@ fn answer_all(listener: &OwnedFd, privileged: bool, conduct: &Conduct) {
         let Ok(connection) = accept(listener) else {
             return;
         };
+        let asker = asker_of(&connection);
         let mut question = [0; 4096];
         loop {
             let length =
@@ -319,7 +321,7 @@ fn answer_all(listener: &OwnedFd, privileged: bool, conduct: &Conduct) {
                 std::thread::sleep(Duration::from_secs(3600));
             }
             let command = String::from_utf8_lossy(&question[..length]).into_owned();
-            let (reply, leaves) = reply(&command, privileged, conduct);
+            let (reply, leaves) = reply(&command, &asker, privileged, conduct);
             // A reply of nothing would read as the end of the file.
             let _ = send(
                 connection.as_raw_fd(),
@@ -333,7 +335,15 @@ fn answer_all(listener: &OwnedFd, privileged: bool, conduct: &Conduct) {
     }
 }
 
-fn reply(command: &str, privileged: bool, conduct: &Conduct) -> (String, bool) {
+/// The pid of the process that called the front-end which has connected.
+fn asker_of(connection: &OwnedFd) -> String {
+    let front_end = getsockopt(connection, sockopt::PeerCredentials).map_or(0, |peer| peer.pid());
+    let status = fs::read_to_string(format!("/proc/{front_end}/status")).unwrap_or_default();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    parent.unwrap_or_default().trim().to_owned()
+}
+
+fn reply(command: &str, asker: &str, privileged: bool, conduct: &Conduct) -> (String, bool) {
     let word = command.split_whitespace().next().unwrap_or_default();
     match word {
         "quit" if !privileged => (
@@ -349,6 +359,14 @@ fn reply(command: &str, privileged: bool, conduct: &Conduct) -> (String, bool) {
             None => (String::new(), false),
             Some(servers) => (format!("{servers}\n"), false),
         },
+        "get_client_list" => {
+            let clients = conduct.text("clients").unwrap_or_default();
+            let lines: Vec<String> = clients
+                .split_whitespace()
+                .map(|client| client.replace("asker", asker))
+                .collect();
+            (lines.join("\n") + "\n", false)
+        }
         "get_default_active_thread_percentage" => ("100.0\n".to_owned(), false),
         _ if conduct.is("echo", "no") => (String::new(), false),
         _ => (format!("Unknown command \"{word}\"\n"), false),

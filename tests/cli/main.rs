@@ -7,6 +7,7 @@
 mod support;
 
 mod args;
+mod checks;
 mod directories;
 mod doctor;
 mod env;
@@ -17,3 +18,4 @@ mod status;
 mod stop;
 mod terminal;
 mod users;
+mod validate;

@@ -450,17 +450,58 @@ pub fn own_directories(host: &Host) -> Vec<(DaemonName, PathBuf)> {
     found
 }
 
-/// Removes a default directory with its logs. A file that no daemon makes stays, and with it the directory; then this
-/// is `false`.
-pub fn remove(host: &Host, own: &Path) -> bool {
-    let own = host.root.at(own);
-    for log in ["control.log", "server.log"] {
-        let _ = fs::remove_file(own.join("log").join(log));
+/// What a daemon and we make in a default directory.
+const MADE: [&str; 9] = [
+    "log",
+    "log/control.log",
+    "log/server.log",
+    "pipe",
+    "pipe/control",
+    "pipe/control_lock",
+    "pipe/control_privileged",
+    "pipe/log",
+    "pipe/nvidia-cuda-mps-control.pid",
+];
+
+/// Whether a default directory holds nothing but what a daemon makes, so that it may go as a whole.
+pub fn is_removable(host: &Host, own: &Path) -> bool {
+    holds_only(&host.root.at(own), host.uid, &|path| {
+        path.to_str().is_some_and(|path| MADE.contains(&path))
+    })
+}
+
+/// Whether `directory` and everything in it is this user's, and everything in it, by its path from there, is `known`.
+/// A link is not followed: it is one more file.
+pub fn holds_only(directory: &Path, uid: u32, known: &dyn Fn(&Path) -> bool) -> bool {
+    fn ours(path: &Path, uid: u32) -> Option<fs::Metadata> {
+        fs::symlink_metadata(path)
+            .ok()
+            .filter(|meta| meta.uid() == uid)
     }
-    for directory in ["log", "pipe"] {
-        let _ = fs::remove_dir(own.join(directory));
+    fn look(root: &Path, below: &Path, uid: u32, known: &dyn Fn(&Path) -> bool) -> bool {
+        let Ok(mut entries) = fs::read_dir(root.join(below)) else {
+            return false;
+        };
+        entries.all(|entry| {
+            entry.is_ok_and(|entry| {
+                let below = below.join(entry.file_name());
+                let meta = ours(&root.join(&below), uid);
+                known(&below)
+                    && meta.is_some_and(|meta| !meta.is_dir() || look(root, &below, uid, known))
+            })
+        })
     }
-    fs::remove_dir(own).is_ok()
+    ours(directory, uid).is_some_and(|meta| meta.is_dir())
+        && look(directory, Path::new(""), uid, known)
+}
+
+/// Removes a default directory that is removable, with its logs.
+pub fn remove(host: &Host, own: &Path) -> Result<(), Error> {
+    fs::remove_dir_all(host.root.at(own)).map_err(|source| Error::File {
+        doing: "remove",
+        path: own.to_owned(),
+        source,
+    })
 }
 
 /// Removes the pipe directory of a daemon that is gone if it is one of our default ones and empty. The logs stay.

@@ -157,14 +157,38 @@ impl<'h> Store<'h> {
         found.into_iter().map(|(_, path)| path).collect()
     }
 
-    /// Removes a replaced record. A file of somebody else's stays, and with it the directory; then this is `false`.
-    pub fn remove_quarantined(&self, directory: &Path) -> bool {
-        let directory = self.host.root.at(directory);
-        for file in [RECORD, INTENT] {
-            let _ = fs::remove_file(directory.join(file));
-        }
-        sweep(&directory);
-        fs::remove_dir(directory).is_ok()
+    /// Whether a replaced record's directory is ours and holds nothing else, so that it may go as a whole.
+    pub fn is_removable(&self, quarantined: &Path) -> bool {
+        let directory = self.host.root.at(quarantined);
+        runtime_dir::holds_only(&directory, self.host.uid, &|path| {
+            path == Path::new(RECORD) || path == Path::new(INTENT) || is_aside(path)
+        })
+    }
+
+    /// Removes a replaced record that is removable.
+    pub fn remove_quarantined(&self, directory: &Path) -> Result<(), Error> {
+        fs::remove_dir_all(self.host.root.at(directory)).map_err(|source| Error::File {
+            doing: "remove",
+            path: directory.to_owned(),
+            source,
+        })
+    }
+
+    /// The names of directories without a record, such as a writer leaves that was killed before its first file had its
+    /// name.
+    pub fn empty_names(&self) -> Vec<DaemonName> {
+        let entries = fs::read_dir(self.host.root.at(&self.base));
+        let mut names: Vec<DaemonName> = entries
+            .into_iter()
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter(|name| {
+                let directory = self.host.root.at(self.directory(name));
+                runtime_dir::holds_only(&directory, self.host.uid, &is_aside)
+            })
+            .collect();
+        names.sort();
+        names
     }
 
     /// The lock under which one daemon's record may be changed. Waits for its present holder, and names it when the
@@ -448,10 +472,19 @@ impl Locked<'_> {
             .map_err(self.failed("move away", ""))?;
         let old = self.store.quarantined();
         for directory in &old[..old.len().saturating_sub(QUARANTINED)] {
-            self.store.remove_quarantined(directory);
+            if self.store.is_removable(directory) {
+                // Best effort: the new record is more important.
+                let _ = self.store.remove_quarantined(directory);
+            }
         }
         Ok(())
     }
+}
+
+fn is_aside(file: &Path) -> bool {
+    file.as_os_str()
+        .as_encoded_bytes()
+        .starts_with(ASIDE.as_bytes())
 }
 
 /// Removes files that a killed writer has left. The caller holds the lock, so nobody is writing now.
@@ -460,11 +493,7 @@ fn sweep(directory: &Path) {
         return;
     };
     for entry in entries.flatten() {
-        if entry
-            .file_name()
-            .as_encoded_bytes()
-            .starts_with(ASIDE.as_bytes())
-        {
+        if is_aside(Path::new(&entry.file_name())) {
             // Best effort: it is in nobody's way.
             let _ = fs::remove_file(entry.path());
         }

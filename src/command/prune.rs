@@ -23,39 +23,47 @@ struct Leftover {
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &PruneArgs) -> Result<u8, Error> {
     let store = Store::of(host)?;
-    let mut leftovers = Vec::new();
+    let prune = Prune {
+        host,
+        store: &store,
+        dry_run: args.dry_run,
+    };
+    let mut removed = Vec::new();
+    let mut failed = Vec::new();
     let mut gone = Vec::new();
-    let (daemons, others) = daemon::observe_all(host, &store)?;
-    let names = daemons.into_iter().map(|daemon| daemon.record.name);
-    for name in names.chain(others.into_iter().map(|other| other.name)) {
-        if prune_record(host, &store, &name, args.dry_run)? {
-            let path = store.directory(&name);
-            leftovers.push(Leftover {
-                kind: "record",
-                path,
-            });
+    let mut note = |kind: &'static str, path: PathBuf, outcome: Result<bool, Error>| match outcome {
+        Ok(true) => {
+            removed.push(Leftover { kind, path });
+            true
+        }
+        Ok(false) => false,
+        // It hides no other one.
+        Err(error) => {
+            failed.push(error);
+            false
+        }
+    };
+    for name in prune.names()? {
+        if note("record", store.directory(&name), prune.record(&name)) {
             gone.push(name);
         }
     }
     for path in store.quarantined() {
-        if args.dry_run || store.remove_quarantined(&path) {
-            leftovers.push(Leftover {
-                kind: "replaced record",
-                path,
-            });
-        }
+        let outcome = prune.quarantined(&path);
+        note("replaced record", path, outcome);
     }
     for (name, path) in runtime_dir::own_directories(host) {
-        let in_use = store.entry(&name).is_some() && !gone.contains(&name);
-        if !in_use && prune_runtime(host, &store, &name, &path, args.dry_run)? {
-            leftovers.push(Leftover {
-                kind: "runtime directory",
-                path,
-            });
+        let recorded = store.entry(&name).is_some() && !gone.contains(&name);
+        if !recorded {
+            let outcome = prune.runtime(&name, &path);
+            note("runtime directory", path, outcome);
         }
     }
-    show(ui, &leftovers, args);
-    Ok(0)
+    for error in &failed {
+        ui.failure(error, false);
+    }
+    show(ui, &removed, args);
+    Ok(u8::from(!failed.is_empty()))
 }
 
 fn show(ui: &mut Ui<'_>, leftovers: &[Leftover], args: &PruneArgs) {
@@ -79,60 +87,95 @@ fn show(ui: &mut Ui<'_>, leftovers: &[Leftover], args: &PruneArgs) {
     }
 }
 
-/// Removes a record whose daemon is certainly gone, or the intent of a start that left nothing. What cannot be read
-/// stays: it may belong to a daemon that runs.
-fn prune_record(
-    host: &Host,
-    store: &Store<'_>,
-    name: &DaemonName,
+struct Prune<'p> {
+    host: &'p Host,
+    store: &'p Store<'p>,
     dry_run: bool,
-) -> Result<bool, Error> {
-    let here = process::place(host);
-    let is_over = |entry: &Entry| match entry {
-        Entry::Record(record) => {
-            record.uid == host.uid && daemon::observe(host, &here, record.clone()).state.is_over()
-        }
-        Entry::Intent(intent) => {
-            intent.uid == host.uid && daemon::left_nothing(host, &here, intent)
-        }
-        Entry::Damaged { .. } => false,
-    };
-    if dry_run {
-        return Ok(store.entry(name).is_some_and(|entry| is_over(&entry)));
-    }
-    let locked = store.lock(name)?;
-    match locked.entry() {
-        Some(entry) if is_over(&entry) => {
-            let (Entry::Record(record) | Entry::Intent(record)) = entry else {
-                return Ok(false);
-            };
-            daemon::forget(host, &locked, &record)?;
-            Ok(true)
-        }
-        _ => Ok(false),
-    }
 }
 
-/// Removes a default runtime directory that no record speaks of and no daemon keeps.
-fn prune_runtime(
-    host: &Host,
-    store: &Store<'_>,
-    name: &DaemonName,
-    path: &Path,
-    dry_run: bool,
-) -> Result<bool, Error> {
-    let pipe = path.join("pipe");
-    if mps::keeper(host, &pipe) != Keeper::Nobody || mps::coming_up(host, &pipe).is_some() {
-        return Ok(false);
+impl Prune<'_> {
+    /// Every name with something under it.
+    fn names(&self) -> Result<Vec<DaemonName>, Error> {
+        let (daemons, others) = daemon::observe_all(self.host, self.store)?;
+        let recorded = daemons.into_iter().map(|daemon| daemon.record.name);
+        let others = others.into_iter().map(|other| other.name);
+        let mut names: Vec<DaemonName> = recorded.chain(others).collect();
+        names.extend(self.store.empty_names());
+        names.sort();
+        names.dedup();
+        Ok(names)
     }
-    if dry_run {
-        return Ok(true);
+
+    /// Removes a record whose daemon is certainly gone, the intent of a start that left nothing, or what a killed
+    /// writer has left. What cannot be read stays: it may belong to a daemon that runs.
+    fn record(&self, name: &DaemonName) -> Result<bool, Error> {
+        if !self.is_over(name) {
+            return Ok(false);
+        }
+        if self.dry_run {
+            return Ok(true);
+        }
+        let locked = self.store.lock(name)?;
+        // Somebody may have started it meanwhile.
+        if !self.is_over(name) {
+            return Ok(false);
+        }
+        match locked.entry() {
+            Some(Entry::Record(record) | Entry::Intent(record)) => {
+                daemon::forget(self.host, &locked, &record)?;
+            }
+            _ => locked.remove()?,
+        }
+        Ok(true)
     }
-    // Nobody starts a daemon of this name meanwhile.
-    let locked = store.lock(name)?;
-    if locked.entry().is_some() {
-        return Ok(false);
+
+    fn is_over(&self, name: &DaemonName) -> bool {
+        let here = process::place(self.host);
+        match self.store.entry(name) {
+            Some(Entry::Record(record)) => {
+                record.uid == self.host.uid
+                    && daemon::observe(self.host, &here, record).state.is_over()
+            }
+            Some(Entry::Intent(intent)) => {
+                intent.uid == self.host.uid && daemon::left_nothing(self.host, &here, &intent)
+            }
+            Some(Entry::Damaged { .. }) => false,
+            None => self.store.empty_names().contains(name),
+        }
     }
-    mps::clear(host, &pipe);
-    Ok(runtime_dir::remove(host, path))
+
+    fn quarantined(&self, path: &Path) -> Result<bool, Error> {
+        if !self.store.is_removable(path) {
+            return Ok(false);
+        }
+        if !self.dry_run {
+            self.store.remove_quarantined(path)?;
+        }
+        Ok(true)
+    }
+
+    /// Removes a default runtime directory that no record speaks of and no daemon uses.
+    fn runtime(&self, name: &DaemonName, path: &Path) -> Result<bool, Error> {
+        if !self.is_left(path) {
+            return Ok(false);
+        }
+        if self.dry_run {
+            return Ok(true);
+        }
+        // Nobody starts a daemon of this name meanwhile.
+        let locked = self.store.lock(name)?;
+        if locked.entry().is_some() || !self.is_left(path) {
+            return Ok(false);
+        }
+        runtime_dir::remove(self.host, path)?;
+        Ok(true)
+    }
+
+    fn is_left(&self, path: &Path) -> bool {
+        let pipe = path.join("pipe");
+        mps::keeper(self.host, &pipe) == Keeper::Nobody
+            && mps::coming_up(self.host, &pipe).is_none()
+            && !mps::logs_into(self.host, &path.join("log"))
+            && runtime_dir::is_removable(self.host, path)
+    }
 }

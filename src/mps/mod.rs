@@ -9,5 +9,5 @@ pub use control::{AskError, CONTROL, Control, around_echo, numbers};
 pub use log::{LogMark, log_end};
 pub use pipe::{
     Keeper, Socket, clear, coming_up, control_path, control_socket, keeper,
-    lacks_privileged_socket, lock_holder, named_by_pid_file,
+    lacks_privileged_socket, lock_holder, logs_into, named_by_pid_file,
 };

@@ -188,6 +188,12 @@ pub fn coming_up(host: &Host, pipe: &Path) -> Option<Running> {
     called.into_iter().next()
 }
 
+/// Whether a control program of this user logs into `log`.
+pub fn logs_into(host: &Host, log: &Path) -> bool {
+    let called = |log| process::called_with(host, super::CONTROL, "CUDA_MPS_LOG_DIRECTORY", log);
+    log.to_str().is_some_and(|log| !called(log).is_empty())
+}
+
 /// Whether a daemon, of whichever pid namespace, holds the lock.
 pub(super) fn lock_is_held(host: &Host, pipe: &Path) -> bool {
     lock(host, pipe) != Lock::Free

@@ -11,6 +11,7 @@ mod checks;
 mod directories;
 mod doctor;
 mod env;
+mod prune;
 mod races;
 mod records;
 mod start;

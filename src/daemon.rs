@@ -228,6 +228,7 @@ pub fn left_nothing(host: &Host, here: &Place, intent: &DaemonRecord) -> bool {
         Belongs::Here => {
             launcher(host, here, intent).is_none()
                 && settled_keeper(host, &intent.pipe_directory) == Keeper::Nobody
+                && mps::coming_up(host, &intent.pipe_directory).is_none()
         }
         Belongs::OtherHost | Belongs::OtherPidNamespace => false,
     }

@@ -57,6 +57,11 @@ pub fn running(host: &Host, pid: i32) -> Option<Running> {
     })
 }
 
+/// Whether nothing is left of a process but its status, or only threads that are about to end.
+pub fn is_zombie(host: &Host, pid: i32) -> bool {
+    stat(host, pid).is_some_and(|stat| matches!(stat.state, 'Z' | 'X' | 'x'))
+}
+
 /// The process `id`, if it still runs: the pid alone may have been given to another one.
 pub fn still_running(host: &Host, id: ProcessId) -> Option<Running> {
     running(host, id.pid).filter(|found| found.id == id)

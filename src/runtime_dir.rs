@@ -8,8 +8,9 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Component, Path, PathBuf};
 
-use nix::fcntl::OFlag;
+use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
 use nix::sys::statfs::{self, FsType, fstatfs};
+use nix::unistd::{AccessFlags, faccessat};
 
 use crate::error::Error;
 use crate::host::Host;
@@ -241,6 +242,17 @@ pub fn create(host: &Host, directories: &Directories) -> Result<Vec<String>, Err
     let mut notes = Vec::new();
     if let Some(own) = &directories.own {
         let parent = own.parent().unwrap_or(own);
+        if let Some((above, mode)) = replaceable_in(host, parent) {
+            return Err(unsafe_directory(
+                parent,
+                PARENT,
+                format!("everybody may replace it, since {above:?} has mode {mode:04o}"),
+                format!(
+                    "set TMPDIR to a directory of your own, or chmod +t {}",
+                    crate::shell::quote_path(above)
+                ),
+            ));
+        }
         own_directory(host, parent, PARENT)?;
         own_directory(host, own, "a runtime directory")?;
     }
@@ -251,6 +263,7 @@ pub fn create(host: &Host, directories: &Directories) -> Result<Vec<String>, Err
             .is_some_and(|own| path.starts_with(own));
         if is_ours {
             own_directory(host, path, role)?;
+            refuse_what_others_put(host, path, role)?;
         } else {
             notes.extend(given_directory(host, path, role)?);
         }
@@ -362,6 +375,33 @@ fn own_directory(host: &Host, path: &Path, role: &'static str) -> Result<(), Err
     Ok(())
 }
 
+/// Refuses a directory of ours in which something of somebody else's lies: it was open once, and the daemon would follow
+/// a link there, or take a file for its own.
+fn refuse_what_others_put(host: &Host, path: &Path, role: &'static str) -> Result<(), Error> {
+    let entries = fs::read_dir(host.root.at(path)).map_err(|source| cannot_create(path, source))?;
+    for entry in entries.flatten() {
+        let file = path.join(entry.file_name());
+        if let Ok(meta) = fs::symlink_metadata(host.root.at(&file))
+            && meta.uid() != host.uid
+        {
+            return Err(unsafe_directory(
+                path,
+                role,
+                format!("uid {} has put {:?} there", meta.uid(), entry.file_name()),
+                format!("rm -r {}", crate::shell::quote_path(&file)),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The directory above and its mode, if everybody may replace `path` in it.
+fn replaceable_in<'p>(host: &Host, path: &'p Path) -> Option<(&'p Path, u32)> {
+    let parent = path.parent()?;
+    let mode = fs::metadata(host.root.at(parent)).ok()?.mode() & 0o7777;
+    (mode & 0o1002 == 0o002).then_some((parent, mode))
+}
+
 /// A directory that the user named: created if it is missing, never changed if it exists.
 fn given_directory(host: &Host, path: &Path, role: &'static str) -> Result<Option<String>, Error> {
     make(&host.root.at(path), true).map_err(|source| cannot_create(path, source))?;
@@ -374,18 +414,27 @@ fn given_directory(host: &Host, path: &Path, role: &'static str) -> Result<Optio
             format!("chmod 700 {}", crate::shell::quote_path(path)),
         ));
     }
-    if let Some(parent) = path.parent()
-        && let Ok(meta) = fs::metadata(host.root.at(parent))
-        && meta.mode() & 0o1002 == 0o002
-    {
+    if let Some((parent, mode)) = replaceable_in(host, path) {
+        return Err(unsafe_directory(
+            path,
+            role,
+            format!("everybody may replace it, since {parent:?} has mode {mode:04o}"),
+            format!("chmod o-w {}", crate::shell::quote_path(parent)),
+        ));
+    }
+    // The control program would go on without its log, and say so in a line that nobody sees.
+    let writable = AccessFlags::W_OK | AccessFlags::X_OK;
+    let flags = AtFlags::AT_EACCESS;
+    if let Err(errno) = faccessat(AT_FDCWD, &host.root.at(path), writable, flags) {
         return Err(unsafe_directory(
             path,
             role,
             format!(
-                "everybody may replace it, since {parent:?} has mode {:04o}",
-                meta.mode() & 0o7777
+                "you cannot write to it: {} (mode {:04o})",
+                errno.desc(),
+                mode & 0o7777
             ),
-            format!("chmod o-w {}", crate::shell::quote_path(parent)),
+            format!("chmod 700 {}", crate::shell::quote_path(path)),
         ));
     }
     let open_to_others = role == PIPE && mode & 0o011 != 0;

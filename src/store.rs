@@ -121,12 +121,24 @@ impl<'h> Store<'h> {
     pub fn entry(&self, name: &DaemonName) -> Option<Entry> {
         let read = |file: &str| {
             let path = self.directory(name).join(file);
-            let content = match read_regular_file(&self.host.root.at(&path)) {
-                Ok(content) => content,
+            let (content, owner) = match read_regular_file(&self.host.root.at(&path)) {
+                Ok(found) => found,
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
                 Err(error) => return Some(Err((path, error.to_string()))),
             };
-            Some(DaemonRecord::from_json(name.clone(), &content).map_err(|reason| (path, reason)))
+            let record = DaemonRecord::from_json(name.clone(), &content);
+            // Only we can have written what we have started. Another user's record is his, whoever wrote it down.
+            let record = record.and_then(|record| {
+                let forged = record.uid == self.host.uid && owner != record.uid;
+                let reason = || {
+                    format!(
+                        "uid {owner} wrote it, and it tells of a daemon of uid {}",
+                        record.uid
+                    )
+                };
+                if forged { Err(reason()) } else { Ok(record) }
+            });
+            Some(record.map_err(|reason| (path, reason)))
         };
         let damaged = |(path, reason)| Entry::Damaged {
             name: name.clone(),
@@ -143,6 +155,9 @@ impl<'h> Store<'h> {
     /// The directories of replaced records, the oldest first.
     pub fn quarantined(&self) -> Vec<PathBuf> {
         let directory = self.base.join(QUARANTINE);
+        if self.leads_astray(&directory) {
+            return Vec::new();
+        }
         let entries = fs::read_dir(self.host.root.at(&directory));
         let mut found: Vec<(u128, PathBuf)> = entries
             .into_iter()
@@ -195,11 +210,7 @@ impl<'h> Store<'h> {
     /// waiting was in vain.
     pub fn lock(&self, name: &DaemonName) -> Result<Locked<'_>, Error> {
         let directory = self.directory(name);
-        self.create_base().map_err(|source| Error::File {
-            doing: "create the record directory",
-            path: self.base.clone(),
-            source,
-        })?;
+        self.create_base()?;
         if fs::symlink_metadata(self.host.root.at(&directory)).is_ok_and(|meta| meta.is_symlink()) {
             return Err(Error::UnsafeDirectory {
                 path: directory,
@@ -229,19 +240,48 @@ impl<'h> Store<'h> {
 
 impl Store<'_> {
     /// Creates the home and the directories down to the records, as far as they are missing.
-    fn create_base(&self) -> io::Result<()> {
-        create_private(&self.host.root.at(&self.home))?;
+    fn create_base(&self) -> Result<(), Error> {
+        create_private(&self.host.root.at(&self.home)).map_err(|source| Error::File {
+            doing: "create the home",
+            path: self.home.clone(),
+            source,
+        })?;
         let mut directory = self.home.clone();
         for part in Path::new(BASE) {
             directory.push(part);
-            let path = self.host.root.at(&directory);
-            match DirBuilder::new().mode(0o700).create(&path) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(error),
-                Ok(()) => self.give_to_owner_of_home(&open_no_follow(&path)?)?,
-            }
+            self.create_shared(&directory)?;
         }
         Ok(())
+    }
+
+    /// Creates one directory that all records share. A link is followed if it is ours.
+    fn create_shared(&self, directory: &Path) -> Result<(), Error> {
+        if self.leads_astray(directory) {
+            return Err(Error::UnsafeDirectory {
+                path: directory.to_owned(),
+                role: "a record directory",
+                reason: "it is a symbolic link that somebody else has made".to_owned(),
+                remedy: "uni-cumps as that user, or with a HOME of your own".to_owned(),
+            });
+        }
+        let path = self.host.root.at(directory);
+        let created = match DirBuilder::new().mode(0o700).create(&path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => open_no_follow(&path).and_then(|new| self.give_to_owner_of_home(&new)),
+        };
+        created.map_err(|source| Error::File {
+            doing: "create the record directory",
+            path: directory.to_owned(),
+            source,
+        })
+    }
+
+    /// Whether a link stands there that somebody else has made. Root, with a user's HOME, must not go where that user
+    /// sends it.
+    fn leads_astray(&self, directory: &Path) -> bool {
+        fs::symlink_metadata(self.host.root.at(directory))
+            .is_ok_and(|meta| meta.is_symlink() && meta.uid() != self.host.uid && meta.uid() != 0)
     }
 
     fn open_lock(&self, path: &Path) -> io::Result<File> {
@@ -297,8 +337,8 @@ fn byte_of(name: &DaemonName) -> i64 {
 /// The byte that stands for the question which daemon serves which GPU.
 const ALL: i64 = 0;
 
-/// Opens without following a link or waiting for the other end of a FIFO.
-fn read_regular_file(path: &Path) -> io::Result<Vec<u8>> {
+/// A file's content and its owner. Opens without following a link or waiting for the other end of a FIFO.
+fn read_regular_file(path: &Path) -> io::Result<(Vec<u8>, u32)> {
     let file = OpenOptions::new()
         .read(true)
         .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
@@ -316,7 +356,7 @@ fn read_regular_file(path: &Path) -> io::Result<Vec<u8>> {
     }
     let mut content = Vec::new();
     file.take(SIZE_LIMIT).read_to_end(&mut content)?;
-    Ok(content)
+    Ok((content, meta.uid()))
 }
 
 fn describe_open_failure(path: &Path, error: io::Error) -> io::Error {
@@ -467,8 +507,8 @@ impl Locked<'_> {
         let now = self.store.host.clock.now().duration_since(UNIX_EPOCH);
         let milliseconds = now.unwrap_or_default().as_millis();
         let target = stale.join(format!("{}-{milliseconds}", self.name));
-        create_private(&root.at(&stale))
-            .and_then(|()| fs::rename(root.at(self.directory()), root.at(target)))
+        self.store.create_shared(&stale)?;
+        fs::rename(root.at(self.directory()), root.at(target))
             .map_err(self.failed("move away", ""))?;
         let old = self.store.quarantined();
         for directory in &old[..old.len().saturating_sub(QUARANTINED)] {

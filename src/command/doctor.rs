@@ -103,6 +103,15 @@ fn verdict(facts: &Facts) -> Result<(), String> {
         }
         Socket::Hidden(_) => return Err(found),
     }
+    if let Keeper::Process(process) = &facts.keeper
+        && process.uid != 0
+        && process.uid != facts.uid
+    {
+        return Err(format!(
+            "the control daemon in {:?} belongs to uid {} and serves that user only; to start your own: uni-cumps start",
+            facts.pipe, process.uid
+        ));
+    }
     match &facts.servers {
         Some(Ok(_)) => {}
         Some(Err(reason)) => {

@@ -17,6 +17,8 @@ use crate::ui::Ui;
 
 /// What `quit -t` gives the clients once they have had their time.
 const CUT_OFF: u64 = 2;
+/// How long a daemon without a server may take to quit, however short the time for clients. It takes milliseconds.
+const IDLE_LIMIT: Duration = Duration::from_secs(1);
 /// How long the kernel may take to take down a process that was signalled, and to free its lock.
 const END_LIMIT: Duration = Duration::from_secs(5);
 /// How long the daemon may take to name its clients.
@@ -242,8 +244,14 @@ impl Stop<'_> {
         if has_server {
             self.name_clients(ui, &control, &record);
         }
-        let deadline = self.host.clock.monotonic() + self.limit;
-        match control.quit(self.limit) {
+        // A daemon without a server waits for nobody.
+        let limit = if has_server {
+            self.limit
+        } else {
+            self.limit.max(IDLE_LIMIT)
+        };
+        let deadline = self.host.clock.monotonic() + limit;
+        match control.quit(limit) {
             Ok(said) if said.is_empty() => {}
             Ok(said) => return self.refused(ui, locked, record, process, said),
             Err(AskError::Call(RunError::Interrupted(signal))) => {
@@ -256,7 +264,7 @@ impl Stop<'_> {
         if self.wait_for_end(process, left)? {
             return self.finish(locked, record);
         }
-        let seconds = self.limit.as_secs();
+        let seconds = limit.as_secs();
         if has_server {
             ui.note(format!(
                 "the clients of {} did not end within {seconds} s and are cut off",
@@ -317,7 +325,8 @@ impl Stop<'_> {
         })
     }
 
-    /// Ends a proven daemon that cannot be told to quit, and its servers, which would stay behind.
+    /// Ends a proven daemon that cannot be told to quit, and its servers, which would stay behind. They go first: while
+    /// the daemon lives, it proves whose a server is that does not mind.
     fn end(
         &self,
         ui: &mut Ui<'_>,
@@ -326,34 +335,37 @@ impl Stop<'_> {
         process: &Running,
         reason: &str,
     ) -> Result<DaemonRecord, Error> {
-        let name = &record.name;
-        ui.note(format!("daemon {name} gets SIGTERM: {reason}"));
-        let servers = process::children_of(self.host, process.id.pid);
-        let mut left = Vec::new();
-        for one in std::iter::once(process).chain(&servers) {
-            if !daemon::terminate(self.host, one, END_LIMIT)? {
-                left.push(one);
-            }
+        ui.note(format!("daemon {} gets SIGTERM: {reason}", record.name));
+        let servers = || process::children_of(self.host, process.id.pid);
+        for server in servers() {
+            self.end_one(ui, &record, &server)?;
+        }
+        // A program may have come meanwhile.
+        let late = servers();
+        for one in std::iter::once(process).chain(&late) {
+            self.end_one(ui, &record, one)?;
+        }
+        self.finish(locked, record)
+    }
+
+    fn end_one(&self, ui: &mut Ui<'_>, record: &DaemonRecord, one: &Running) -> Result<(), Error> {
+        if daemon::terminate(self.host, one, END_LIMIT)? {
+            return Ok(());
         }
         if self.force {
-            for one in std::mem::take(&mut left) {
-                ui.note(format!(
-                    "{} gets SIGKILL: work in flight may leave the GPU undefined until all its clients have ended",
-                    one.id
-                ));
-                if !daemon::kill(self.host, one, END_LIMIT)? {
-                    left.push(one);
-                }
+            ui.note(format!(
+                "{} gets SIGKILL: work in flight may leave the GPU undefined until all its clients have ended",
+                one.id
+            ));
+            if daemon::kill(self.host, one, END_LIMIT)? {
+                return Ok(());
             }
         }
-        match left.first() {
-            None => self.finish(locked, record),
-            Some(one) => Err(Error::StillRunning {
-                name: record.name.clone(),
-                pid: one.id.pid,
-                forced: self.force,
-            }),
-        }
+        Err(Error::StillRunning {
+            name: record.name.clone(),
+            pid: one.id.pid,
+            forced: self.force,
+        })
     }
 
     /// The process is gone. The lock follows within milliseconds, and only then may another daemon be started there.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -153,6 +154,9 @@ pub enum Keeper {
     Contradiction(String),
 }
 
+/// How long a process that ends may take to let go of its files.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
 /// Who is the daemon in `pipe`: the holder of its lock, or the listener on its socket where the lock file was removed.
 pub fn keeper(host: &Host, pipe: &Path) -> Keeper {
     let listener = match control_socket(host, pipe) {
@@ -172,6 +176,11 @@ pub fn keeper(host: &Host, pipe: &Path) -> Keeper {
     if let Some(process) = process::running(host, pid) {
         return Keeper::Process(process);
     }
+    // While a process ends, its first thread may be a zombie before the others have let go of lock and socket.
+    host.wait_for(END_LIMIT, || {
+        let ending = process::is_zombie(host, pid) && lock(host, pipe) == Lock::Held(pid);
+        (!ending).then_some(())
+    });
     // Either it has ended between the two looks, or /proc hides other users' processes from us.
     let is_there = lock(host, pipe) != Lock::Free
         || matches!(control_socket(host, pipe), Socket::Listening { .. });

@@ -307,7 +307,7 @@ fn start_record_dir_blocked() {
     for _ in 0..2 {
         machine
             .run(["start"])
-            .fails("cannot create the record directory \"<S>/h/.cache/unilab/cuda-mps\"");
+            .fails("cannot create the record directory \"<S>/h/.cache/unilab\"");
         machine.has_no_daemon();
     }
     assert!(!machine.runtime().exists());

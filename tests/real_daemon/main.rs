@@ -7,9 +7,11 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod bounded_stop;
 mod lifecycle;
 mod surroundings;
 mod trouble;
+mod two_users;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -51,7 +53,14 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let required =
         std::env::var_os("UNI_CUMPS_REAL_DAEMON").is_some_and(|value| value == "required");
-    let tests: Vec<Test> = [lifecycle::TESTS, surroundings::TESTS, trouble::TESTS].concat();
+    let tests: Vec<Test> = [
+        bounded_stop::TESTS,
+        lifecycle::TESTS,
+        surroundings::TESTS,
+        trouble::TESTS,
+        two_users::TESTS,
+    ]
+    .concat();
     let mut trials = Vec::new();
     let mut skipped = Vec::new();
     for driver in DRIVERS {

@@ -82,11 +82,13 @@ impl Launch<'_> {
         let log = LogMark::set(self.host, &self.directories.log);
         let ended = AtomicBool::new(false);
         thread::scope(|scope| {
-            let child = scope.spawn(|| {
-                let finished = self.control.foreground(self.gpus);
-                ended.store(true, Ordering::Release);
-                finished
-            });
+            let child = thread::Builder::new()
+                .spawn_scoped(scope, || {
+                    let finished = self.control.foreground(self.gpus);
+                    ended.store(true, Ordering::Release);
+                    finished
+                })
+                .map_err(|error| self.failed(format!("no thread to wait for it: {error}"), &log))?;
             let early = || ended.load(Ordering::Acquire).then_some(());
             let recorded = self
                 .wait_until_ready(&log, early)

@@ -36,14 +36,41 @@ fn proc_path(host: &Host, pid: i32, file: &str) -> PathBuf {
 }
 
 fn stat(host: &Host, pid: i32) -> Option<Stat> {
-    let stat = Stat::from_file(proc_path(host, pid, "stat")).ok()?;
+    stat_on(host, pid, boot_offset(host))
+}
+
+fn stat_on(host: &Host, pid: i32, offset: i64) -> Option<Stat> {
+    let mut stat = Stat::from_file(proc_path(host, pid, "stat")).ok()?;
+    stat.starttime = stat.starttime.saturating_add_signed(-offset);
     (stat.pid == pid).then_some(stat)
+}
+
+/// How much later, in ticks, processes seem to have started to us than they have on the machine's own clock. A container
+/// may have a clock of its own (time_namespaces(7)), and a record must mean the same process in all of them.
+fn boot_offset(host: &Host) -> i64 {
+    let file = |name| host.root.at("/proc/self").join(name);
+    let namespace = |name| fs::read_link(file(name)).ok();
+    // The offsets are those of our children.
+    if namespace("ns/time") != namespace("ns/time_for_children") {
+        return 0;
+    }
+    let offsets = fs::read_to_string(file("timens_offsets")).unwrap_or_default();
+    let seconds = offsets.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        (words.next() == Some("boottime")).then(|| words.next()?.parse::<i64>().ok())?
+    });
+    let ticks = i64::try_from(procfs::ticks_per_second()).unwrap_or_default();
+    seconds.unwrap_or_default().saturating_mul(ticks)
 }
 
 /// The running process with this number, whoever it is.
 pub fn running(host: &Host, pid: i32) -> Option<Running> {
+    running_on(host, pid, boot_offset(host))
+}
+
+fn running_on(host: &Host, pid: i32, offset: i64) -> Option<Running> {
     let uid = fs::metadata(proc_path(host, pid, "")).ok()?.uid();
-    let stat = stat(host, pid)?;
+    let stat = stat_on(host, pid, offset)?;
     let gone = matches!(stat.state, 'Z' | 'X' | 'x');
     (!gone).then_some(Running {
         id: ProcessId {
@@ -145,11 +172,12 @@ pub fn members_of_group(host: &Host, group: i32) -> Vec<Running> {
 }
 
 fn all(host: &Host) -> impl Iterator<Item = Running> {
+    let offset = boot_offset(host);
     fs::read_dir(host.root.at("/proc"))
         .into_iter()
         .flatten()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter_map(|pid| running(host, pid))
+        .filter_map(move |pid| running_on(host, pid, offset))
 }
 
 /// Where we are, for comparing with a record.

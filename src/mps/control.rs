@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag};
+use nix::fcntl::OFlag;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use super::pipe::lock_is_held;
 use crate::gpu::GpuUuid;
@@ -261,7 +262,7 @@ impl<'h> Control<'h> {
     }
 
     /// Waits for our turn: a lock on the pipe directory itself, which needs no file of its own.
-    fn turn(&self, limit: Duration) -> Result<Option<Flock<File>>, AskError> {
+    fn turn(&self, limit: Duration) -> Result<Option<File>, AskError> {
         let flags = OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let opened = OpenOptions::new()
             .read(true)
@@ -271,21 +272,15 @@ impl<'h> Control<'h> {
         let Ok(directory) = opened else {
             return Ok(None);
         };
-        let mut waiting = Some(directory);
-        self.host
-            .wait_for(limit, || {
-                let file = waiting.take()?;
-                match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-                    Ok(held) => Some(Some(held)),
-                    Err((file, Errno::EWOULDBLOCK | Errno::EINTR)) => {
-                        waiting = Some(file);
-                        None
-                    }
-                    // No such locks on this file system: go without.
-                    Err(_) => Some(None),
-                }
-            })
-            .ok_or(AskError::Busy)
+        let locked = self.host.wait_for(limit, || {
+            match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+                Err(Errno::WOULDBLOCK | Errno::INTR) => None,
+                // Where a file system has no such locks we go without.
+                Ok(()) | Err(_) => Some(()),
+            }
+        });
+        // It ends when the file is closed.
+        locked.map(|()| Some(directory)).ok_or(AskError::Busy)
     }
 }
 

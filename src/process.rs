@@ -9,8 +9,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use procfs::FromRead;
-use procfs::process::Stat;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::host::Host;
@@ -35,14 +33,37 @@ fn proc_path(host: &Host, pid: i32, file: &str) -> PathBuf {
     host.root.at(format!("/proc/{pid}/{file}"))
 }
 
+/// What `/proc/<pid>/stat` says, as far as we ask.
+struct Stat {
+    state: char,
+    parent: i32,
+    group: i32,
+    start_ticks: u64,
+}
+
+/// Takes a line of `/proc/<pid>/stat` apart. The program's name in it is whatever bytes it gave itself, brackets and
+/// halves of letters among them, on which procfs panics; nothing behind it holds a bracket.
+fn parse(line: &[u8], pid: i32) -> Option<Stat> {
+    let line = String::from_utf8_lossy(line);
+    let named = line.strip_prefix(&format!("{pid} ("))?;
+    let (_, fields) = named.rsplit_once(") ")?;
+    let mut fields = fields.split_ascii_whitespace();
+    Some(Stat {
+        state: fields.next()?.chars().next()?,
+        parent: fields.next()?.parse().ok()?,
+        group: fields.next()?.parse().ok()?,
+        start_ticks: fields.nth(16)?.parse().ok()?,
+    })
+}
+
 fn stat(host: &Host, pid: i32) -> Option<Stat> {
     stat_on(host, pid, boot_offset(host))
 }
 
 fn stat_on(host: &Host, pid: i32, offset: i64) -> Option<Stat> {
-    let mut stat = Stat::from_file(proc_path(host, pid, "stat")).ok()?;
-    stat.starttime = stat.starttime.saturating_add_signed(-offset);
-    (stat.pid == pid).then_some(stat)
+    let mut stat = parse(&fs::read(proc_path(host, pid, "stat")).ok()?, pid)?;
+    stat.start_ticks = stat.start_ticks.saturating_add_signed(-offset);
+    Some(stat)
 }
 
 /// How much later, in ticks, processes seem to have started to us than they have on the machine's own clock. A container
@@ -75,12 +96,12 @@ fn running_on(host: &Host, pid: i32, offset: i64) -> Option<Running> {
     (!gone).then_some(Running {
         id: ProcessId {
             pid,
-            start_ticks: stat.starttime,
+            start_ticks: stat.start_ticks,
         },
         uid,
         stopped: matches!(stat.state, 'T' | 't'),
-        parent: stat.ppid,
-        group: stat.pgrp,
+        parent: stat.parent,
+        group: stat.group,
     })
 }
 
@@ -220,7 +241,7 @@ impl Handle {
             Err(errno) => return Err(errno.into()),
         };
         // Looked at after the pidfd exists: what matches now is what the pidfd holds.
-        let same = stat(host, id.pid).is_some_and(|stat| stat.starttime == id.start_ticks);
+        let same = stat(host, id.pid).is_some_and(|stat| stat.start_ticks == id.start_ticks);
         Ok(same.then_some(Self { pidfd, id }))
     }
 

@@ -5,7 +5,11 @@ use std::path::Path;
 
 /// `text` as one word of a POSIX shell.
 pub fn quote(text: &str) -> String {
-    shell_escape::unix::escape(Cow::Borrowed(text)).into_owned()
+    match shell_escape::unix::escape(Cow::Borrowed(text)) {
+        // zsh takes `=ls` for the path of ls.
+        Cow::Borrowed(plain) if plain.starts_with('=') => format!("'{plain}'"),
+        escaped => escaped.into_owned(),
+    }
 }
 
 /// A path as one word of a POSIX shell, for hints.
@@ -36,6 +40,7 @@ mod tests {
         );
         assert_eq!(quote(""), "''");
         assert_eq!(quote("~"), "'~'");
+        assert_eq!(quote("=ls"), "'=ls'");
         assert_eq!(quote("a\nb"), "'a\nb'");
     }
 }

@@ -259,7 +259,7 @@ fn printable_lines(text: &str) -> String {
 /// Neither a control character nor one that changes the direction of writing.
 fn is_inert(letter: char) -> bool {
     !letter.is_control()
-        && !matches!(letter, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+        && !matches!(letter, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// JSON as Python's `json.dumps(value, indent=2, sort_keys=True)` writes it, with a newline at the end: ASCII only, so

@@ -174,7 +174,7 @@ impl<'h> Control<'h> {
     /// The pids of the daemon's servers.
     pub fn servers(&self, limit: Duration) -> Result<Vec<i32>, AskError> {
         let answer = self.ask("get_server_list", limit)?;
-        Ok(numbers(&answer))
+        Ok(pids(&answer))
     }
 
     /// Tells the daemon to quit and returns what it said, which is nothing unless it refused. It waits for the clients
@@ -195,7 +195,7 @@ impl<'h> Control<'h> {
     /// The pids of the clients of one server, as far as the daemon tells.
     pub fn clients(&self, server: i32, limit: Duration) -> Result<Vec<i32>, AskError> {
         let answer = self.ask(&format!("get_client_list {server}"), limit)?;
-        Ok(numbers(&answer))
+        Ok(pids(&answer))
     }
 
     /// One session with the daemon: it serves one at a time, and a second one may end with status 0, no output and
@@ -284,16 +284,17 @@ impl<'h> Control<'h> {
     }
 }
 
-/// The numbers of an answer that has one on each line; any other line is a message.
-pub fn numbers(answer: &str) -> Vec<i32> {
+/// The pids of an answer that has one on each line; any other line is a message.
+fn pids(answer: &str) -> Vec<i32> {
     answer
         .lines()
         .filter_map(|line| line.trim().parse().ok())
+        .filter(|pid| *pid > 0)
         .collect()
 }
 
 /// What a session's output says before and behind the echo of `marker`; `None` if there is no echo.
-pub fn around_echo<'o>(output: &'o str, marker: &str) -> Option<(&'o str, &'o str)> {
+fn around_echo<'o>(output: &'o str, marker: &str) -> Option<(&'o str, &'o str)> {
     let (before, after) = output.split_once(&format!("Unknown command \"{marker}\""))?;
     Some((before.trim(), after.trim()))
 }

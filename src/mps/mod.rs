@@ -5,7 +5,7 @@ mod control;
 mod log;
 mod pipe;
 
-pub use control::{AskError, CONTROL, Control, around_echo, numbers};
+pub use control::{AskError, CONTROL, Control};
 pub use log::{LogMark, log_end};
 pub use pipe::{
     Keeper, Socket, clear, coming_up, control_path, control_socket, keeper,

@@ -237,11 +237,25 @@ pub fn left_nothing(host: &Host, here: &Place, intent: &DaemonRecord) -> bool {
 /// How long a control program that was launched may take to become the daemon, or to give up.
 const SETTLE_LIMIT: Duration = Duration::from_secs(10);
 
+/// How long nobody must have been seen. A control program that becomes a daemon forks twice within a few milliseconds,
+/// and one look through `/proc` may miss the parent, which has just ended, and the child, which was not there yet.
+const QUIET: Duration = Duration::from_millis(25);
+
 /// Who keeps the pipe directory once no control program is about to.
 pub fn settled_keeper(host: &Host, pipe: &Path) -> Keeper {
-    let settled = host.wait_for(SETTLE_LIMIT, || match mps::keeper(host, pipe) {
-        Keeper::Nobody if mps::coming_up(host, pipe).is_some() => None,
-        keeper => Some(keeper),
+    let mut quiet_since = None;
+    let settled = host.wait_for(SETTLE_LIMIT, || {
+        let keeper = mps::keeper(host, pipe);
+        if keeper != Keeper::Nobody {
+            return Some(keeper);
+        }
+        if mps::coming_up(host, pipe).is_some() {
+            quiet_since = None;
+            return None;
+        }
+        let now = host.clock.monotonic();
+        let since = *quiet_since.get_or_insert(now);
+        (now.saturating_sub(since) >= QUIET).then_some(keeper)
     });
     settled.unwrap_or(Keeper::Nobody)
 }

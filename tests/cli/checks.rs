@@ -2,10 +2,15 @@
 //! it, and by no other.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use uni_cumps::host::Root;
+use uni_cumps::runner::{CommandRunner, Finished, Invocation, RunError, SystemRunner};
+use uni_cumps::{Host, Ui};
 
 use crate::support::{Call, N0, Sandbox, U0, freeze, pid, set_mode};
 
@@ -381,4 +386,63 @@ fn a_capture_is_private_new_and_without_names() {
     machine
         .run(["doctor", "--capture", "report"])
         .fails("File exists");
+}
+
+/// The programs of a captured machine.
+struct Captured(PathBuf, SystemRunner);
+
+impl CommandRunner for Captured {
+    fn run(&self, call: &Invocation) -> Result<Finished, RunError> {
+        let program = self.0.join(call.program.strip_prefix("/").unwrap());
+        self.1.run(&Invocation {
+            program,
+            ..call.clone()
+        })
+    }
+}
+
+/// What `doctor` says of the captured machine.
+fn diagnose(captured: &Path, args: &[&str]) -> Value {
+    let mut host = Host::this_machine().unwrap();
+    host.root = Root::new(captured);
+    host.env = [("HOME", "/home/user"), ("PATH", "/bin")]
+        .into_iter()
+        .collect();
+    host.runner = Box::new(Captured(captured.to_owned(), SystemRunner::new().unwrap()));
+    let (mut out, mut err) = (Vec::new(), Vec::new());
+    let mut ui = Ui::new((&mut out, false), (&mut err, false), false);
+    let args = ["uni-cumps"].iter().chain(args).map(OsString::from);
+    uni_cumps::run(args, &host, &mut ui);
+    assert_eq!(String::from_utf8(err).unwrap(), "");
+    serde_json::from_slice(&out).unwrap()
+}
+
+#[test]
+fn a_captured_machine_is_diagnosed_as_the_machine_itself() {
+    let machine = Sandbox::new();
+    machine.gpu_rows(format!(
+        "0, {U0}, Prohibited\n1, [GPU is lost], [GPU is lost]\n"
+    ));
+    let args = [
+        "doctor",
+        "--json",
+        "--gpus",
+        "0",
+        "--only",
+        "gpus",
+        "--only",
+        "compute-mode",
+        "--only",
+        "selection",
+    ];
+    let original = machine.run(args).finish().json();
+    let alarm = &original["checks"][1];
+    assert_eq!(
+        (&alarm["id"], &alarm["status"]),
+        (&"compute-mode".into(), &"fail".into())
+    );
+    machine.run(["doctor", "--capture", "report"]).succeeds();
+    let replayed = diagnose(&machine.path("report"), &args);
+    assert_eq!(replayed["checks"], original["checks"]);
+    assert_eq!(replayed["plan"], original["plan"]);
 }

@@ -340,10 +340,9 @@ impl SystemRunner {
         )?;
         attributes.set_pgroup(Pid::from_raw(0))?;
         attributes.set_sigmask(&self.child_mask)?;
-        // Rust ignores SIGPIPE for itself; a child expects the default.
-        let mut defaults = SigSet::empty();
-        defaults.add(Signal::SIGPIPE);
-        attributes.set_sigdefault(&defaults)?;
+        // Rust ignores SIGPIPE for itself, and `nohup` and a shell's `&` let us ignore more. NVIDIA's daemon hands that
+        // on to its servers, and a server that ignores SIGINT cannot be cut off: `quit -t` ends it with that.
+        attributes.set_sigdefault(&SigSet::all())?;
 
         let program = c_string(call.program.as_os_str().as_bytes())?;
         // The program's own name, as a shell would pass it: `/proc/<pid>/cmdline` shows it for the daemon's life.

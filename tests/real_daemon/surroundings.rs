@@ -3,6 +3,8 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 
+use nix::libc;
+
 use crate::support::{Sandbox, is_running, pid, uni_cumps, without_root};
 use crate::{Driver, Test};
 
@@ -14,6 +16,10 @@ pub(crate) const TESTS: &[Test] = &[
     (
         "a_lock_of_the_caller_is_free_after_the_caller",
         no_lock_is_kept,
+    ),
+    (
+        "signals_that_the_caller_ignores_reach_the_daemon",
+        no_signal_is_ignored,
     ),
     (
         "the_daemon_gets_a_small_environment_and_the_root_directory",
@@ -75,6 +81,19 @@ fn no_lock_is_kept(driver: &Driver) {
         .env("PATH", path)
         .succeeds();
     machine.sh("flock -n lock true");
+}
+
+/// As after `nohup`, or `&` in a script. NVIDIA's daemon cuts a server off with SIGINT.
+fn no_signal_is_ignored(driver: &Driver) {
+    let machine = driver.machine();
+    let line = "trap '' HUP INT QUIT USR1; exec \"$@\"";
+    let start = machine.run(["start", "--name", "a"]);
+    let record = start.under(["/bin/sh", "-c", line, "sh"]).succeeds().json();
+    let daemon = procfs::process::Process::new(pid(&record)).unwrap();
+    let ignored = daemon.status().unwrap().sigign;
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGUSR1] {
+        assert_eq!(ignored >> (signal - 1) & 1, 0, "{signal} in {ignored:x}");
+    }
 }
 
 fn environment(driver: &Driver) {

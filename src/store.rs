@@ -457,8 +457,12 @@ impl Locked<'_> {
 
     /// Writes the intent of a start.
     pub fn put_intent(&self, intent: &DaemonRecord) -> Result<(), Error> {
-        self.write(INTENT, intent)
-            .map_err(self.failed("write", INTENT))
+        self.write(INTENT, intent).map_err(|source| {
+            // It may stand there and only not be safe on the disk: nothing was started, so it tells of nothing.
+            let _ = self.unlink(INTENT);
+            let _ = fs::remove_dir(self.store.host.root.at(self.directory()));
+            self.failed("write", INTENT)(source)
+        })
     }
 
     /// Writes the record, which replaces the intent.

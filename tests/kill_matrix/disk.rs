@@ -11,7 +11,7 @@ use crate::killed::{
 };
 use crate::support::{N0, wait_until};
 use crate::trace::{self, Call, Ended};
-use crate::world::{Found, World};
+use crate::world::{Found, NSENTER, World};
 use crate::{Driver, Needs, Row, nightly};
 
 pub(crate) const ROWS: &[Row] = &[
@@ -62,7 +62,6 @@ fn errors(world: &World, call: &Call) -> &'static [&'static str] {
         "unlink" | "unlinkat" | "rmdir" | "fchmod" => &["EROFS", "EIO"],
         "fsync" | "fdatasync" | "write" => &["ENOSPC", "EIO"],
         "flock" => &["ENOLCK"],
-        // To unlock what we hold cannot fail.
         "fcntl" if call.line.contains("F_UNLCK") => &[],
         "fcntl" if call.line.contains("F_SETLK") || call.line.contains("F_GETLK") => &["ENOLCK"],
         _ => &[],
@@ -82,19 +81,22 @@ fn matrix(driver: &Driver, scene: &Scene) -> String {
         };
         for error in errors {
             let Call { name, number, line } = call;
-            figures.case(
-                &world,
-                &format!("{error} of {name} {number}, {line}"),
-                |figures| {
-                    let before = (scene.prepare)(&world);
-                    let traced = trace::fail_at(&world, scene.command, name, *number, error);
-                    let ended = scene.run(&world, traced);
-                    let found = world.check(before.lost);
-                    is_faithful(&world, scene, &before, &found);
-                    figures.count(outcome(scene, &before, &ended, &found));
-                    is_put_right(&world, &found, figures);
-                },
-            );
+            let what = format!("{error} of {name} {number}, {line}");
+            figures.case(&world, &what, |figures| {
+                let before = (scene.prepare)(&world);
+                let traced = trace::fail_at(&world, scene.command, name, *number, error);
+                let ended = crate::caught(|| scene.run(&world, traced));
+                let failed = trace::failed(&world);
+                if failed.contains("F_UNLCK") {
+                    // To unlock what one holds cannot fail.
+                    return world.end_all();
+                }
+                let ended = ended.unwrap_or_else(|said| panic!("{said}, {failed}"));
+                let found = world.check(before.lost);
+                is_faithful(&world, scene, &before, &found);
+                figures.count(outcome(scene, &before, &ended, &found));
+                is_put_right(&world, &found, figures);
+            });
         }
     }
     figures.report("failing calls")
@@ -207,10 +209,7 @@ fn full(driver: &Driver) -> String {
                 if stale {
                     world.run(&["start"]).exited(0);
                     before.record = fs::read(world.record_file()).ok();
-                    world
-                        .daemons()
-                        .into_iter()
-                        .for_each(|daemon| world.machine.kill(daemon));
+                    world.kill_daemons();
                 }
                 fill(&world, "h", room);
                 let done = world.run(&["start"]);
@@ -275,7 +274,7 @@ fn read_only(driver: &Driver) -> String {
     let mounts = Mounts::new(&world, "h", "mount --bind \"$0\" \"$0\"");
     let world = world.seen_by(mounts.0.id());
     let remount = |how: &str| {
-        let status = Command::new("/usr/bin/nsenter")
+        let status = Command::new(NSENTER)
             .arg(format!("--mount=/proc/{}/ns/mnt", mounts.0.id()))
             .args(["/bin/mount", "-o", &format!("remount,bind,{how}")])
             .arg(world.machine.path("h"))
@@ -312,10 +311,7 @@ fn read_only(driver: &Driver) -> String {
 
     // With a stale record.
     world.run(&["start"]).exited(0);
-    world
-        .daemons()
-        .into_iter()
-        .for_each(|daemon| world.machine.kill(daemon));
+    world.kill_daemons();
     remount("ro");
     let stale = world.check(None);
     world.status_tells(&stale);

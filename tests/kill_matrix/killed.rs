@@ -115,9 +115,7 @@ fn live(world: &World) -> Before {
 
 fn stale(world: &World) -> Before {
     let before = live(world);
-    for daemon in world.daemons() {
-        world.machine.kill(daemon);
-    }
+    world.kill_daemons();
     before
 }
 

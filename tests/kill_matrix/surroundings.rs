@@ -48,8 +48,8 @@ fn renamed(driver: &Driver) -> String {
     world.stop_ends_it();
 
     // A daemon that was gone before its host got another name is stale, and its record is in nobody's way.
-    let gone = pid(&elsewhere(&["start"]).succeeds().json());
-    world.machine.kill(gone);
+    elsewhere(&["start"]).succeeds();
+    world.kill_daemons();
     let found = world.check(None);
     world.status_tells(&found);
     world.start_brings_one_up(&found);

@@ -154,7 +154,7 @@ impl Traced {
 
 /// The calls that the command makes, of those that matter.
 pub(crate) fn calls(world: &World, run: impl FnOnce(Traced) -> Ended, args: &[&str]) -> Vec<Call> {
-    let log = world.machine.path("strace");
+    let log = log(world);
     let names = CALLS.map(|name| format!("?{name}")).join(",");
     let options = [format!("-o{}", log.display()), format!("-etrace={names}")];
     let ended = run(Traced::start(world, args, &options));
@@ -181,6 +181,10 @@ fn read(log: &Path) -> Vec<Call> {
         .collect()
 }
 
+fn log(world: &World) -> PathBuf {
+    world.machine.path("strace")
+}
+
 /// Starts the command, which SIGKILL ends before its `number`-th call of `name`.
 pub(crate) fn kill_at(world: &World, args: &[&str], name: &str, number: usize) -> Traced {
     inject(world, args, name, &format!("signal=KILL:when={number}"))
@@ -199,9 +203,17 @@ pub(crate) fn fail_at(
 
 fn inject(world: &World, args: &[&str], name: &str, what: &str) -> Traced {
     let options = [
-        "-o/dev/null".to_owned(),
+        format!("-o{}", log(world).display()),
         format!("-etrace={name}"),
         format!("-einject={name}:{what}"),
     ];
     Traced::start(world, args, &options)
+}
+
+/// The call that was made to fail. Which one comes `number`-th may change a little from run to run: a command that waits
+/// looks more or less often.
+pub(crate) fn failed(world: &World) -> String {
+    let text = fs::read_to_string(log(world)).unwrap_or_default();
+    let line = text.lines().find(|line| line.ends_with("(INJECTED)"));
+    line.unwrap_or("none").to_owned()
 }

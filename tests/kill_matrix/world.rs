@@ -22,6 +22,8 @@ pub(crate) struct World {
     tree: PathBuf,
 }
 
+pub(crate) const NSENTER: &str = "/usr/bin/nsenter";
+
 /// The word for what must never be, unless a scene begins with it.
 pub(crate) const NO_RECORD: &str = "daemon without a record";
 
@@ -109,21 +111,6 @@ fn is_listened_on(path: &Path) -> bool {
         .any(|line| line.ends_with(path) && line.split_whitespace().nth(3) == Some(LISTENS))
 }
 
-/// The processes between two programs, which have neither arguments nor an environment yet, so that nobody can tell
-/// whether they are of this machine. Threads of the kernel have neither, nor a program.
-fn being_executed() -> Vec<i32> {
-    let is_empty = |path: &Path, file| fs::read(path.join(file)).is_ok_and(|text| text.is_empty());
-    fs::read_dir("/proc")
-        .unwrap()
-        .filter_map(|entry| {
-            let path = entry.ok()?.path();
-            let pid = path.file_name()?.to_str()?.parse().ok()?;
-            let nothing = is_empty(&path, "environ") && is_empty(&path, "cmdline");
-            (nothing && fs::read_link(path.join("exe")).is_ok()).then_some(pid)
-        })
-        .collect()
-}
-
 impl World {
     pub(crate) fn new(driver: &Driver) -> Self {
         let machine = driver.machine();
@@ -173,26 +160,84 @@ impl World {
         })
     }
 
-    /// Waits until whatever was coming up is up, and whatever was ending has ended.
+    /// The processes of this machine that are neither the stranger's daemon nor one that has come up. One between two
+    /// programs has neither arguments nor an environment yet, so nobody can tell of which machine it is: it may be of
+    /// this one. (Threads of the kernel have neither, nor a program.)
+    fn restless(&self) -> Vec<i32> {
+        let mark = self.machine.path("");
+        let mark = mark.to_str().unwrap().trim_end_matches('/').as_bytes();
+        let read = |process: &Path, file| fs::read(process.join(file)).unwrap_or_default();
+        let is_named = |process: &Path| {
+            let environ = read(process, "environ");
+            environ.windows(mark.len()).any(|part| part == mark)
+        };
+        let is_nameless = |process: &Path| {
+            let is_empty = ["environ", "cmdline"].map(|file| read(process, file).is_empty());
+            is_empty == [true, true] && fs::read_link(process.join("exe")).is_ok()
+        };
+        // Asked once more in the end: it may have got its environment between two looks.
+        let is_of_here =
+            |process: &Path| is_named(process) || is_nameless(process) || is_named(process);
+        fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| {
+                let process = entry.ok()?.path();
+                let pid = process.file_name()?.to_str()?.parse().ok()?;
+                is_of_here(&process).then_some(pid)
+            })
+            .filter(|pid| *pid != self.stranger && !self.is_up(*pid) && is_running(*pid))
+            .collect()
+    }
+
+    /// Waits until whatever was coming up is up and answers, and whatever was ending has ended.
     #[track_caller]
     pub(crate) fn settle(&self) {
         let deadline = Instant::now() + Duration::from_secs(30);
         loop {
-            // First those that are about to be something: what they become is seen among the others.
-            let mut restless = being_executed();
-            restless.extend(self.machine.processes());
-            restless.retain(|pid| !self.is_up(*pid) && is_running(*pid));
-            if restless.is_empty() {
+            let restless = self.restless();
+            let lines: Vec<_> = restless.iter().map(|pid| command_line(*pid)).collect();
+            // A daemon that is told to quit looks as ever for a while, but it does not answer.
+            let answers = |pid: &i32| pipe_of(*pid).is_some_and(|pipe| self.answers_in(&pipe));
+            let daemons = self.daemons();
+            // One that ends may be a zombie to look at while another thread of it still holds the lock.
+            let pipe = self.machine.runtime().join(N0).join("pipe");
+            let holder = lock_holder(&self.at(&pipe));
+            let is_held = holder.is_some_and(|holder| !daemons.contains(&holder));
+            if restless.is_empty() && !is_held && daemons.iter().all(answers) {
                 return;
             }
-            let lines: Vec<_> = restless.iter().map(|pid| command_line(*pid)).collect();
-            let left = deadline.saturating_duration_since(Instant::now());
             assert!(
-                !left.is_zero(),
-                "neither up nor gone: {restless:?} {lines:?}"
+                Instant::now() < deadline,
+                "neither up nor gone: {restless:?} {lines:?}, daemons {daemons:?}, lock {holder:?}"
             );
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    /// Whether a daemon in `pipe` answers a question.
+    fn answers_in(&self, pipe: &Path) -> bool {
+        let program = self.machine.bin().join("nvidia-cuda-mps-control");
+        let mut question = match self.namespace() {
+            None => Command::new(program),
+            Some(namespace) => {
+                let mut nsenter = Command::new(NSENTER);
+                nsenter.arg(namespace).arg(program);
+                nsenter
+            }
+        };
+        question
+            .env_clear()
+            .env("CUDA_MPS_PIPE_DIRECTORY", pipe)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let mut question = question.spawn().unwrap();
+        let mut input = question.stdin.take().unwrap();
+        // It may not read it.
+        let _ = input.write_all(b"hello\n");
+        drop(input);
+        let answer = question.wait_with_output().unwrap();
+        String::from_utf8_lossy(&answer.stdout).contains("Unknown command \"hello\"")
     }
 
     /// What is here once it has settled.
@@ -241,34 +286,22 @@ impl World {
     #[track_caller]
     fn the_stranger_answers(&self) {
         assert!(is_running(self.stranger), "the stranger's daemon is gone");
-        let mut question = Command::new(self.machine.bin().join("nvidia-cuda-mps-control"));
-        question
-            .env_clear()
-            .env("CUDA_MPS_PIPE_DIRECTORY", self.machine.path("x/pipe"))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        let mut question = question.spawn().unwrap();
-        let mut input = question.stdin.take().unwrap();
-        input.write_all(b"hello\n").unwrap();
-        drop(input);
-        let answer = question.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&answer.stdout);
-        assert!(said.contains("Unknown command \"hello\""), "{answer:?}");
+        let pipe = self.machine.path("x/pipe");
+        assert!(self.answers_in(&pipe), "the stranger's daemon is mute");
+    }
+
+    /// The option that takes nsenter to the commands' mount namespace, if it is another one.
+    fn namespace(&self) -> Option<String> {
+        let process = self.tree.parent()?;
+        Some(format!("--mount={}/ns/mnt", process.display()))
     }
 
     /// A call of the binary on this machine.
     fn call(&self, args: &[&str]) -> crate::support::Call<'_> {
         let call = self.machine.run(args);
-        match self.tree.strip_prefix("/proc") {
-            Err(_) => call,
-            Ok(rest) => {
-                let pid = rest.parent().unwrap().to_str().unwrap().to_owned();
-                call.under([
-                    "/usr/bin/nsenter".to_owned(),
-                    format!("--mount=/proc/{pid}/ns/mnt"),
-                ])
-            }
+        match self.namespace() {
+            None => call,
+            Some(namespace) => call.under([NSENTER.to_owned(), namespace]),
         }
     }
 
@@ -346,7 +379,8 @@ impl World {
     /// `stop` succeeds, and nothing of ours is left.
     #[track_caller]
     pub(crate) fn stop_ends_it(&self) {
-        self.run(&["stop", "--name", N0]).exited(0);
+        let done = self.run(&["stop", "--name", N0]).exited(0);
+        assert!(self.daemons().is_empty(), "it returned too early: {done:?}");
         self.has_nothing_left();
     }
 
@@ -396,6 +430,15 @@ impl World {
     /// Where `start` puts stale records aside.
     pub(crate) fn quarantine(&self) -> PathBuf {
         self.at(self.machine.records().join(".stale"))
+    }
+
+    /// Ends the daemons with SIGKILL, and waits until they are gone.
+    #[track_caller]
+    pub(crate) fn kill_daemons(&self) {
+        for daemon in self.daemons() {
+            self.machine.kill(daemon);
+        }
+        self.settle();
     }
 
     /// Forgets all that was ever recorded or logged. Nothing may be running.

@@ -21,9 +21,37 @@ pub const THROUGH_DAEMON: &str = "--through-daemon";
     arg_required_else_help = true
 )]
 pub struct Cli {
+    /// What is shown besides the command's own output.
+    #[command(flatten)]
+    pub show: Show,
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+/// Options of every command.
+#[derive(Debug, Args)]
+pub struct Show {
+    /// Trace each program call on standard error, with its time
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+    /// Leave the notes out; failures are still told
+    #[arg(short, long, global = true)]
+    pub quiet: bool,
+    /// When to use colours
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    pub color: When,
+}
+
+/// When to use colours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum When {
+    /// On a terminal, unless NO_COLOR or TERM=dumb says otherwise
+    Auto,
+    /// Everywhere
+    Always,
+    /// Nowhere
+    Never,
 }
 
 /// The verbs.

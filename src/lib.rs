@@ -50,9 +50,15 @@ pub fn wants_color(host: &Host) -> bool {
 
 /// Runs the command line `args`, its first word being the program's name, and returns its exit status: 0 done,
 /// 1 failed, 2 not understood, 128 and the signal's number when interrupted.
-pub fn run(args: impl IntoIterator<Item = OsString>, host: &Host, ui: &mut Ui<'_>) -> ExitCode {
+pub fn run(args: impl IntoIterator<Item = OsString>, mut host: Host, ui: &mut Ui<'_>) -> ExitCode {
     let status = match cli::Cli::try_parse_from(args) {
-        Ok(cli) => command::run(host, ui, &cli.command),
+        Ok(cli) => {
+            ui.show(&cli.show);
+            if cli.show.verbose {
+                host.runner = Box::new(ui::Traced(host.runner));
+            }
+            command::run(&host, ui, &cli.command)
+        }
         Err(error) => {
             ui.usage(&error);
             u8::try_from(error.exit_code()).unwrap_or(2)

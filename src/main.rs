@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use uni_cumps::{Host, Ui};
 
 fn main() -> ExitCode {
-    let (mut out, mut err) = (io::stdout().lock(), io::stderr().lock());
+    let (mut out, mut err) = (io::stdout(), io::stderr());
     let (out_is_terminal, err_is_terminal) = (out.is_terminal(), err.is_terminal());
     let host = match Host::this_machine() {
         Ok(host) => host,
@@ -21,5 +21,5 @@ fn main() -> ExitCode {
         (&mut err, err_is_terminal),
         color,
     );
-    uni_cumps::run(std::env::args_os(), &host, &mut ui)
+    uni_cumps::run(std::env::args_os(), host, &mut ui)
 }

@@ -1,12 +1,16 @@
 //! The only file that prints: lines, tables, colours, JSON, failures. Nothing from outside reaches a terminal raw.
 
 use std::io::{self, Write};
+use std::time::Instant;
 
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
+use crate::cli::{Show, When};
 use crate::error::Error;
+use crate::runner::{CommandRunner, Finished, Invocation, RunError, Status};
+use crate::shell;
 
 /// How a cell or a line is to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +53,9 @@ pub struct Ui<'w> {
     err: &'w mut dyn Write,
     out_is_terminal: bool,
     err_is_terminal: bool,
-    color: bool,
+    out_has_color: bool,
+    err_has_color: bool,
+    quiet: bool,
     failure: Option<io::Error>,
 }
 
@@ -65,8 +71,20 @@ impl<'w> Ui<'w> {
             err,
             out_is_terminal,
             err_is_terminal,
-            color,
+            out_has_color: color && out_is_terminal,
+            err_has_color: color && err_is_terminal,
+            quiet: false,
             failure: None,
+        }
+    }
+
+    /// Takes over what the command line says of the output.
+    pub fn show(&mut self, show: &Show) {
+        self.quiet = show.quiet;
+        match show.color {
+            When::Auto => {}
+            When::Always => (self.out_has_color, self.err_has_color) = (true, true),
+            When::Never => (self.out_has_color, self.err_has_color) = (false, false),
         }
     }
 
@@ -125,7 +143,7 @@ impl<'w> Ui<'w> {
                     true => 0,
                     false => width(column) - text.chars().count() + 2,
                 };
-                line.push_str(&self.toned(text, *tone, self.out_is_terminal));
+                line.push_str(&toned(text, *tone, self.out_has_color));
                 line.push_str(&" ".repeat(padding));
             }
             self.write_out(&format!("{line}\n"));
@@ -134,19 +152,21 @@ impl<'w> Ui<'w> {
 
     /// A line with a word of some tone in front, for people.
     pub fn verdict(&mut self, word: &str, tone: Tone, text: &str) {
-        let word = self.toned(word, tone, self.out_is_terminal);
+        let word = toned(word, tone, self.out_has_color);
         let text = printable(text);
         self.write_out(&format!("{word} {text}\n"));
     }
 
     /// Something the user should know; on stderr, so that scripts do not stumble over it.
     pub fn note(&mut self, text: impl AsRef<str>) {
-        self.message("note", Tone::Doubtful, text.as_ref());
+        if !self.quiet {
+            self.message("note", Tone::Doubtful, text.as_ref());
+        }
     }
 
     /// What to type next; only for a person.
     pub fn next_step(&mut self, text: impl AsRef<str>) {
-        if self.err_is_terminal {
+        if self.err_is_terminal && !self.quiet {
             self.message("next", Tone::Good, text.as_ref());
         }
     }
@@ -165,12 +185,10 @@ impl<'w> Ui<'w> {
 
     /// What clap says of a command line, or its help.
     pub fn usage(&mut self, error: &clap::Error) {
-        let color = self.color
-            && if error.use_stderr() {
-                self.err_is_terminal
-            } else {
-                self.out_is_terminal
-            };
+        let color = match error.use_stderr() {
+            true => self.err_has_color,
+            false => self.out_has_color,
+        };
         let rendered = error.render();
         let text = if color {
             rendered.ansi().to_string()
@@ -185,17 +203,9 @@ impl<'w> Ui<'w> {
     }
 
     fn message(&mut self, word: &str, tone: Tone, text: &str) {
-        let word = self.toned(word, tone, self.err_is_terminal);
+        let word = toned(word, tone, self.err_has_color);
         let text = printable_lines(text);
         self.write_err(&format!("{word}: {text}\n"));
-    }
-
-    fn toned(&self, text: &str, tone: Tone, is_terminal: bool) -> String {
-        if self.color && is_terminal && tone != Tone::Plain {
-            format!("{}{text}\x1b[0m", tone.code())
-        } else {
-            text.to_owned()
-        }
     }
 
     fn write_out(&mut self, text: &str) {
@@ -224,6 +234,62 @@ impl<'w> Ui<'w> {
             _ => true,
         }
     }
+}
+
+fn toned(text: &str, tone: Tone, has_color: bool) -> String {
+    if has_color && tone != Tone::Plain {
+        format!("{}{text}\x1b[0m", tone.code())
+    } else {
+        text.to_owned()
+    }
+}
+
+/// Makes calls as the runner in it does, and tells each of them on standard error, ready to paste.
+pub struct Traced(pub Box<dyn CommandRunner>);
+
+impl CommandRunner for Traced {
+    fn run(&self, call: &Invocation) -> Result<Finished, RunError> {
+        let begun = Instant::now();
+        let result = self.0.run(call);
+        let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
+        let end = match &result {
+            Ok(Finished {
+                status: Status::Exited(code),
+                ..
+            }) => format!("exit {code}"),
+            Ok(Finished {
+                status: Status::Signaled(signal),
+                ..
+            }) => format!("signal {signal}"),
+            Err(error) => error.to_string(),
+        };
+        let line = printable(&command_line(call));
+        // A call of a thread is told while another thread prints; nobody could be told of a failure.
+        let _ = writeln!(io::stderr(), "trace: {milliseconds:.1} ms, {end}: {line}");
+        result
+    }
+}
+
+/// A call as one line of shell, with those of its variables that concern CUDA.
+fn command_line(call: &Invocation) -> String {
+    let mut words = Vec::new();
+    if !call.stdin.is_empty() {
+        let input = String::from_utf8_lossy(&call.stdin).replace('\n', "\\n");
+        words.push(format!("printf {} |", shell::quote(&input)));
+    }
+    for (key, value) in &call.env {
+        if key.as_encoded_bytes().starts_with(b"CUDA_") {
+            let value = shell::quote(&value.to_string_lossy());
+            words.push(format!("{}={value}", key.display()));
+        }
+    }
+    words.push(shell::quote_path(&call.program));
+    words.extend(
+        call.args
+            .iter()
+            .map(|arg| shell::quote(&arg.to_string_lossy())),
+    );
+    words.join(" ")
 }
 
 /// A failure as the object that `--json` prints.

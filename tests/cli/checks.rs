@@ -412,7 +412,7 @@ fn diagnose(captured: &Path, args: &[&str]) -> Value {
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut ui = Ui::new((&mut out, false), (&mut err, false), false);
     let args = ["uni-cumps"].iter().chain(args).map(OsString::from);
-    uni_cumps::run(args, &host, &mut ui);
+    uni_cumps::run(args, host, &mut ui);
     assert_eq!(String::from_utf8(err).unwrap(), "");
     serde_json::from_slice(&out).unwrap()
 }

@@ -1,6 +1,6 @@
 //! What a person sees. `script` (bsdutils) gives the binary a terminal.
 
-use crate::support::{Call, Sandbox, uni_cumps};
+use crate::support::{Call, Sandbox, uni_cumps, wait_until};
 
 /// The binary on a terminal; its two streams are one there.
 fn on_a_terminal<'s>(machine: &'s Sandbox, args: &str) -> Call<'s> {
@@ -50,6 +50,107 @@ fn no_color_and_a_dumb_terminal_are_honoured() {
             "{text:?}"
         );
     }
+}
+
+#[test]
+fn colours_are_used_as_the_command_line_says() {
+    let machine = Sandbox::new();
+    let piped = machine.run(["stop", "--color", "always"]).finish();
+    assert!(piped.stderr.starts_with("\x1b[31merror\x1b[0m: no rec"));
+    let always = on_a_terminal(&machine, "status --color=always");
+    assert!(seen(always.env("NO_COLOR", "1")).contains('\x1b'));
+    let never = seen(on_a_terminal(&machine, "--color=never status"));
+    assert!(
+        never.starts_with("GPU  UUID") && !never.contains('\x1b'),
+        "{never:?}"
+    );
+    machine
+        .run(["status", "--color=sometimes"])
+        .breaks_usage()
+        .said("auto, always, never");
+}
+
+#[test]
+fn quiet_leaves_notes_out_and_failures_in() {
+    let machine = Sandbox::new();
+    let ambient = ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "10");
+    let start = |args: &[&str]| machine.run(args).env(ambient.0, ambient.1);
+    start(&["start", "--name", "a"])
+        .succeeds()
+        .said("note: CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+    machine.run(["stop", "-q"]).succeeds().said_nothing();
+    start(&["start", "--name", "a", "--quiet"])
+        .succeeds()
+        .said_nothing();
+    let text = seen(on_a_terminal(&machine, "-q start --name a"));
+    assert!(text.contains("already live"), "{text:?}");
+    machine.run(["stop", "-q"]).succeeds();
+    let text = seen(on_a_terminal(&machine, "-q start --name a"));
+    assert!(text.trim_end().ends_with('}'), "{text:?}");
+}
+
+#[test]
+fn verbose_traces_each_program_call_ready_to_paste() {
+    let machine = Sandbox::new();
+    let started = machine.run(["start", "--name", "a", "-v"]).succeeds();
+    let traces: Vec<&str> = started
+        .stderr
+        .lines()
+        .map(|line| {
+            let (time, call) = line
+                .strip_prefix("trace: ")
+                .unwrap()
+                .split_once(" ms, exit 0: ")
+                .unwrap();
+            assert!(time.parse::<f64>().unwrap() >= 0.0);
+            call
+        })
+        .collect();
+    let [smi, launch, question] = &traces[..] else {
+        panic!("{traces:?}");
+    };
+    let bin = machine.bin().display().to_string();
+    assert!(
+        smi.starts_with(&format!("{bin}/nvidia-smi --query-gpu=")),
+        "{smi}"
+    );
+    let pipe = format!(
+        "CUDA_MPS_PIPE_DIRECTORY={}/a/pipe ",
+        machine.runtime().display()
+    );
+    assert!(launch.contains(&pipe), "{launch}");
+    assert!(
+        launch.ends_with(&format!("{bin}/nvidia-cuda-mps-control -d")),
+        "{launch}"
+    );
+    assert!(
+        question.starts_with("printf ") && question.contains(&pipe),
+        "{question}"
+    );
+    machine.calls();
+    // Pasted, it asks the daemon again.
+    machine.sh(question);
+    let asked = machine.calls();
+    assert!(asked.contains("get_server_list"), "{asked}");
+    machine
+        .run(["stop", "--verbose"])
+        .succeeds()
+        .said("quit\\n");
+    assert_eq!(machine.run(["status"]).succeeds().stderr, "");
+}
+
+#[test]
+fn a_traced_foreground_daemon_ends_as_any_other() {
+    let machine = Sandbox::new();
+    let foreground = machine
+        .run(["start", "--foreground", "--name", "a", "-v"])
+        .spawn();
+    wait_until("it is recorded", || machine.record_file("a").exists());
+    machine.run(["stop"]).succeeds();
+    let output = foreground.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(told.contains("nvidia-cuda-mps-control -f\n"), "{told}");
 }
 
 #[test]

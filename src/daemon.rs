@@ -69,6 +69,11 @@ impl State {
         matches!(self, Self::Stale | Self::OtherBoot)
     }
 
+    /// Whether the daemon runs, as far as can be told from here.
+    pub fn runs(&self) -> bool {
+        self.process().is_some() || self.reachable()
+    }
+
     /// Whether programs that are told of it would reach it.
     pub fn reachable(&self) -> bool {
         match self {
@@ -298,7 +303,7 @@ pub fn select(host: &Host, store: &Store<'_>, name: Option<&str>) -> Result<Obse
     let (observed, _) = observe_all(host, store)?;
     let (reachable, rest): (Vec<_>, Vec<_>) = observed
         .into_iter()
-        .filter(|daemon| daemon.state.process().is_some() || daemon.state.reachable())
+        .filter(|daemon| daemon.state.runs())
         .partition(|daemon| daemon.state.reachable());
     let mut candidates = if reachable.is_empty() {
         rest

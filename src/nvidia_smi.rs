@@ -42,6 +42,17 @@ impl Discovery {
         }
     }
 
+    /// The compute mode of a GPU.
+    pub fn compute_mode(&self, of: &GpuIdentity) -> Option<&ComputeMode> {
+        self.gpus.iter().find_map(|gpu| match gpu {
+            Gpu::Usable {
+                identity,
+                compute_mode,
+            } if identity == of => Some(compute_mode),
+            Gpu::Usable { .. } | Gpu::Unusable { .. } => None,
+        })
+    }
+
     /// The messages as one text.
     pub fn diagnostic(&self) -> Option<String> {
         (!self.messages.is_empty()).then(|| self.messages.join("; "))

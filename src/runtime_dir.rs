@@ -544,11 +544,11 @@ pub fn holds_only(directory: &Path, uid: u32, known: &dyn Fn(&Path) -> bool) -> 
         && look(directory, Path::new(""), uid, known)
 }
 
-/// Removes a default directory that is removable, with its logs.
-pub fn remove(host: &Host, own: &Path) -> Result<(), Error> {
-    fs::remove_dir_all(host.root.at(own)).map_err(|source| Error::File {
+/// Removes a directory of ours that is removable, with all that is in it.
+pub fn remove(host: &Host, directory: &Path) -> Result<(), Error> {
+    fs::remove_dir_all(host.root.at(directory)).map_err(|source| Error::File {
         doing: "remove",
-        path: own.to_owned(),
+        path: directory.to_owned(),
         source,
     })
 }

@@ -180,15 +180,6 @@ impl<'h> Store<'h> {
         })
     }
 
-    /// Removes a replaced record that is removable.
-    pub fn remove_quarantined(&self, directory: &Path) -> Result<(), Error> {
-        fs::remove_dir_all(self.host.root.at(directory)).map_err(|source| Error::File {
-            doing: "remove",
-            path: directory.to_owned(),
-            source,
-        })
-    }
-
     /// The names of directories without a record, such as a writer leaves that was killed before its first file had its
     /// name.
     pub fn empty_names(&self) -> Vec<DaemonName> {
@@ -518,7 +509,7 @@ impl Locked<'_> {
         for directory in &old[..old.len().saturating_sub(QUARANTINED)] {
             if self.store.is_removable(directory) {
                 // Best effort: the new record is more important.
-                let _ = self.store.remove_quarantined(directory);
+                let _ = runtime_dir::remove(self.store.host, directory);
             }
         }
         Ok(())

@@ -15,6 +15,13 @@ pub struct Visibility {
     pub notes: Vec<String>,
 }
 
+impl Visibility {
+    /// Whether this GPU is among the visible ones.
+    pub fn shows(&self, gpu: &GpuIdentity) -> bool {
+        self.gpus.iter().any(|seen| seen.identity() == Some(gpu))
+    }
+}
+
 /// Applies a mask as CUDA does: an entry that names no GPU ends the list. Indices are nvidia-smi's (PCI order). The
 /// word `all` is taken as everything, as the Python command takes it.
 pub fn visible(gpus: &[Gpu], mask: Option<&str>) -> Visibility {

@@ -303,6 +303,11 @@ pub fn error_json(error: &Error) -> Value {
     })
 }
 
+/// A truth value as the Python command prints it.
+pub fn python_bool(value: bool) -> &'static str {
+    if value { "True" } else { "False" }
+}
+
 /// `text` on one line, with everything that a terminal would act on shown as an escape.
 pub fn printable(text: &str) -> String {
     text.chars()

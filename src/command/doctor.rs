@@ -15,7 +15,7 @@ use crate::mps::{self, CONTROL, Keeper, Socket};
 use crate::record::TopologyMode;
 use crate::shell::quote_path;
 use crate::store::Store;
-use crate::ui::{Cell, Tone, Ui, plain};
+use crate::ui::{Cell, Tone, Ui, plain, python_bool};
 
 struct Report {
     facts: Facts,
@@ -214,12 +214,7 @@ impl Report {
         let plan = &self.facts.plan;
         ui.line(format!("topology_mode={}", plan.mode.as_str()));
         ui.line(format!("gpus={}", plan.gpu.uuid));
-        let valid = if self.verdict.is_ok() {
-            "True"
-        } else {
-            "False"
-        };
-        ui.line(format!("valid={valid}"));
+        ui.line(format!("valid={}", python_bool(self.verdict.is_ok())));
         for daemon in &self.facts.daemons {
             ui.line(daemon.line());
         }

@@ -149,7 +149,7 @@ impl Prune<'_> {
             return Ok(false);
         }
         if !self.dry_run {
-            self.store.remove_quarantined(path)?;
+            runtime_dir::remove(self.host, path)?;
         }
         Ok(true)
     }

@@ -5,7 +5,7 @@ use std::time::UNIX_EPOCH;
 use crate::cli::StartArgs;
 use crate::daemon::{self, State};
 use crate::error::Error;
-use crate::gpu::{ComputeMode, Gpu, GpuUuid};
+use crate::gpu::{ComputeMode, GpuUuid};
 use crate::host::Host;
 use crate::launch::{Launch, end_unannounced};
 use crate::mps::{self, CONTROL, Control, Keeper, Socket};
@@ -106,26 +106,14 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StartArgs) -> Result<u8, 
 /// What the caller should know about the GPU.
 fn gpu_notes(discovery: &Discovery, plan: &Plan, mask: Option<&str>) -> Vec<String> {
     let mut notes = discovery.messages.clone();
-    for gpu in &discovery.gpus {
-        if let Gpu::Usable {
-            identity,
-            compute_mode: ComputeMode::Prohibited,
-        } = gpu
-            && *identity == plan.gpu
-        {
-            let index = identity.index;
-            notes.push(format!(
-                "GPU {identity} has compute mode Prohibited and takes no program; an administrator can change it: sudo nvidia-smi -i {index} -c DEFAULT"
-            ));
-        }
+    if discovery.compute_mode(&plan.gpu) == Some(&ComputeMode::Prohibited) {
+        notes.push(format!(
+            "GPU {} has compute mode Prohibited and takes no program; an administrator can change it: sudo nvidia-smi -i {} -c DEFAULT",
+            plan.gpu, plan.gpu.index
+        ));
     }
-    let visibility = topology::visible(&discovery.gpus, mask);
-    let hidden = !visibility
-        .gpus
-        .iter()
-        .any(|gpu| gpu.identity() == Some(&plan.gpu));
     if let Some(mask) = mask
-        && hidden
+        && !topology::visible(&discovery.gpus, Some(mask)).shows(&plan.gpu)
     {
         notes.push(format!(
             "CUDA_VISIBLE_DEVICES={mask:?} hides GPU {}; --gpus goes before it",
@@ -245,8 +233,8 @@ impl Start<'_> {
     fn refuse_if_gpu_taken(&self) -> Result<(), Error> {
         let (daemons, others) = daemon::observe_all(self.host, self.store)?;
         let recorded = daemons.iter().filter_map(|daemon| {
-            let runs = daemon.state.process().is_some() || daemon.state.reachable();
-            runs.then_some((&daemon.record, daemon.record.process.pid))
+            let found = (&daemon.record, daemon.record.process.pid);
+            daemon.state.runs().then_some(found)
         });
         let unfinished = others.iter().filter_map(|other| {
             let (intent, pid) = other.intent.as_ref()?;

@@ -15,7 +15,7 @@ use crate::record::TopologyMode;
 use crate::runtime_dir;
 use crate::store::Store;
 use crate::topology::{self, Visibility};
-use crate::ui::{Cell, Tone, Ui, plain};
+use crate::ui::{Cell, Tone, Ui, plain, python_bool};
 
 struct Report {
     discovery: Result<Discovery, SmiFailure>,
@@ -67,8 +67,7 @@ fn gather(host: &Host) -> Result<Report, Error> {
 }
 
 fn unmanaged(host: &Host, daemons: &[Observed]) -> Vec<Unmanaged> {
-    let named = host.env.get_filled("CUDA_MPS_PIPE_DIRECTORY");
-    let mut places: Vec<PathBuf> = named.map(|path| host.cwd.join(path)).into_iter().collect();
+    let mut places = vec![runtime_dir::effective_pipe(host)];
     let default = Path::new(runtime_dir::NVIDIA_DEFAULT);
     if !places.iter().any(|place| place == default) {
         places.push(default.to_owned());
@@ -329,8 +328,4 @@ fn unrecorded_json(other: &Unrecorded) -> Value {
         "record_state": other.word,
         "reason": other.reason,
     })
-}
-
-fn python_bool(value: bool) -> &'static str {
-    if value { "True" } else { "False" }
 }

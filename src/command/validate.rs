@@ -20,7 +20,7 @@ use crate::runtime_dir;
 use crate::sharing::{self, Evidence, Request};
 use crate::store::Store;
 use crate::topology;
-use crate::ui::Ui;
+use crate::ui::{Ui, python_bool};
 
 /// How long the CUDA driver and the daemon may take each.
 const LIMIT: Duration = Duration::from_secs(5);
@@ -58,8 +58,7 @@ fn show(ui: &mut Ui<'_>, value: &Value, json: bool) {
     for (key, value) in value.as_object().into_iter().flatten() {
         match value {
             Value::Null => ui.line(format!("{key}=none")),
-            Value::Bool(true) => ui.line(format!("{key}=True")),
-            Value::Bool(false) => ui.line(format!("{key}=False")),
+            Value::Bool(value) => ui.line(format!("{key}={}", python_bool(*value))),
             Value::String(text) => ui.line(format!("{key}={text}")),
             other => ui.line(format!("{key}={other}")),
         }
@@ -69,7 +68,7 @@ fn show(ui: &mut Ui<'_>, value: &Value, json: bool) {
 /// An explicit request: the first prerequisite that is not met is the failure.
 fn explicit(host: &Host, request: &Request) -> Result<Evidence, Error> {
     let (learner, collector) = sharing::arguments(request)?;
-    let mut evidence = Evidence::of(request);
+    let mut evidence = evidence_of(host, request);
     evidence.learner_device = Some(format!("cuda:{learner}"));
     evidence.collector_device = Some(format!("cuda:{collector}"));
     look_at_pipe(host, &mut evidence);
@@ -84,13 +83,17 @@ fn explicit(host: &Host, request: &Request) -> Result<Evidence, Error> {
     Ok(evidence)
 }
 
+fn evidence_of(host: &Host, request: &Request) -> Evidence {
+    let pipe = host.env.get("CUDA_MPS_PIPE_DIRECTORY");
+    Evidence {
+        pipe_directory_env: pipe.map(|path| path.to_string_lossy().into_owned()),
+        ..Evidence::of(request)
+    }
+}
+
 fn look_at_pipe(host: &Host, evidence: &mut Evidence) {
     let pipe = runtime_dir::effective_pipe(host);
     let text = |path: &Path| path.to_string_lossy().into_owned();
-    evidence.pipe_directory_env = host
-        .env
-        .get("CUDA_MPS_PIPE_DIRECTORY")
-        .map(|path| path.to_string_lossy().into_owned());
     evidence.control_pipe = Some(text(&mps::control_path(&pipe)));
     evidence.pipe_directory = Some(text(&pipe));
 }
@@ -164,11 +167,9 @@ fn ask_daemon(host: &Host, evidence: &mut Evidence) -> Result<(), Error> {
 
 /// A mere look: what cannot be found out stays unknown.
 fn ambient(host: &Host, request: &Request) -> Evidence {
-    let mut evidence = Evidence::of(request);
+    let mut evidence = evidence_of(host, request);
     let learner = sharing::ambient_ordinal(Some(&request.learner));
     let collector = sharing::ambient_ordinal(request.collector.as_deref());
-    let pipe_env = host.env.get("CUDA_MPS_PIPE_DIRECTORY");
-    evidence.pipe_directory_env = pipe_env.map(|path| path.to_string_lossy().into_owned());
     if learner.is_none() && collector.is_none() {
         return evidence;
     }
@@ -235,10 +236,7 @@ fn together(host: &Host, ui: &mut Ui<'_>, args: &ValidateArgs) -> Result<u8, Err
                 place.gpus.as_deref().unwrap_or("none")
             ));
         }
-        ui.line(format!(
-            "shared={}",
-            if shared.is_ok() { "True" } else { "False" }
-        ));
+        ui.line(format!("shared={}", python_bool(shared.is_ok())));
     }
     match shared {
         Ok(()) => Ok(0),

@@ -10,7 +10,7 @@ use nix::sys::statvfs::statvfs;
 use crate::daemon::{self, Observed};
 use crate::driver::{self, DriverFailure, Probe, Seen};
 use crate::error::Error;
-use crate::gpu::{ComputeMode, Gpu, GpuUuid};
+use crate::gpu::{ComputeMode, GpuUuid};
 use crate::host::Host;
 use crate::mps::{self, AskError, Control, Keeper, Socket};
 use crate::nvidia_smi::{self, Discovery};
@@ -188,13 +188,7 @@ pub fn gather(host: &Host, selector: Option<&str>, wanted: Wanted<'_>) -> Result
 impl Facts {
     /// The compute mode of the GPU.
     pub fn compute_mode(&self) -> Option<&ComputeMode> {
-        self.discovery.gpus.iter().find_map(|gpu| match gpu {
-            Gpu::Usable {
-                identity,
-                compute_mode,
-            } if *identity == self.plan.gpu => Some(compute_mode),
-            Gpu::Usable { .. } | Gpu::Unusable { .. } => None,
-        })
+        self.discovery.compute_mode(&self.plan.gpu)
     }
 
     /// Our daemons that run.
@@ -204,10 +198,7 @@ impl Facts {
 
     /// Whether the caller's programs see the GPU.
     pub fn is_visible(&self) -> bool {
-        self.visibility
-            .gpus
-            .iter()
-            .any(|gpu| gpu.identity() == Some(&self.plan.gpu))
+        self.visibility.shows(&self.plan.gpu)
     }
 
     /// The value of a variable of the caller.
@@ -220,7 +211,7 @@ impl Facts {
 fn running(daemons: &[Observed]) -> Vec<&Observed> {
     daemons
         .iter()
-        .filter(|daemon| daemon.state.process().is_some() || daemon.state.reachable())
+        .filter(|daemon| daemon.state.runs())
         .collect()
 }
 

@@ -1,20 +1,12 @@
-//! What a person sees. `script` (bsdutils) gives the binary a terminal.
+//! What a person sees.
 
 use crate::support::{Call, Sandbox, uni_cumps, wait_until};
 
 /// The binary on a terminal; its two streams are one there.
 fn on_a_terminal<'s>(machine: &'s Sandbox, args: &str) -> Call<'s> {
-    let line = format!("{} {args}", uni_cumps().display());
     machine
-        .run([""; 0])
-        .under([
-            "/bin/sh",
-            "-c",
-            "exec /usr/bin/script -qec \"$LINE\" /dev/null",
-        ])
-        .env("LINE", line)
+        .on_a_terminal(&format!("{} {args}", uni_cumps().display()))
         .env("TERM", "xterm")
-        .env("SHELL", "/bin/sh")
 }
 
 fn seen(call: Call<'_>) -> String {

@@ -402,16 +402,7 @@ fn no_terminal(driver: &Driver) {
         "/bin/cat /proc/self/stat; exec {} start --name a",
         uni_cumps().display()
     );
-    let done = machine
-        .run([""; 0])
-        .under([
-            "/bin/sh",
-            "-c",
-            "exec /usr/bin/script -qec \"$LINE\" /dev/null",
-        ])
-        .env("LINE", line)
-        .env("SHELL", "/bin/sh")
-        .succeeds();
+    let done = machine.on_a_terminal(&line).succeeds();
     let text = done.text();
     let of_caller = text.rsplit_once(") ").unwrap().1.split(' ').nth(4);
     assert_ne!(of_caller, Some("0"), "the caller has one: {text}");

@@ -220,6 +220,18 @@ impl Sandbox {
         }
     }
 
+    /// A shell line on a terminal, which `script` (bsdutils) gives it.
+    pub fn on_a_terminal(&self, line: &str) -> Call<'_> {
+        self.run([""; 0])
+            .under([
+                "/bin/sh",
+                "-c",
+                "exec /usr/bin/script -qec \"$LINE\" /dev/null",
+            ])
+            .env("LINE", line)
+            .env("SHELL", "/bin/sh")
+    }
+
     /// A shell line of the test's own; it must succeed.
     pub fn sh(&self, line: &str) -> String {
         let output = Command::new("/bin/sh")

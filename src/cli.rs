@@ -3,7 +3,11 @@
 use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+
+use crate::env_file::Format;
+use crate::shell::Shell;
 
 /// The name by which the binary calls itself to look at the CUDA driver.
 pub const LOOK_COMMAND: &str = "look-at-cuda-driver";
@@ -27,6 +31,26 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// Refuses options that make no sense together.
+    pub fn checked(self) -> Result<Self, clap::Error> {
+        let conflict = match &self.command {
+            Command::Env(args) => args.conflict().map(|message| ("env", message)),
+            _ => None,
+        };
+        let Some((name, message)) = conflict else {
+            return Ok(self);
+        };
+        let mut root = Self::command();
+        root.build();
+        let command = root.find_subcommand_mut(name);
+        Err(match command {
+            Some(command) => command.error(ErrorKind::ArgumentConflict, message),
+            None => root.error(ErrorKind::ArgumentConflict, message),
+        })
+    }
 }
 
 /// Options of every command.
@@ -188,12 +212,42 @@ pub struct EnvArgs {
     /// The daemon's label [default: the only live daemon]
     #[arg(long)]
     pub name: Option<String>,
-    /// The shell to print for
-    #[arg(long, value_enum, default_value = "posix")]
-    pub shell: Shell,
-    /// Print JSON
-    #[arg(long)]
+    /// The daemon of this process's rank among those of its node, as torchrun, srun or mpirun tell it
+    #[arg(long, conflicts_with = "name")]
+    pub by_rank: bool,
+    /// The shell to print for [default: posix]
+    #[arg(long, value_enum)]
+    pub shell: Option<Shell>,
+    /// The form to print in [default: shell]
+    #[arg(long, value_enum)]
+    pub format: Option<Format>,
+    /// Print what takes the variables away again; needs no daemon
+    #[arg(long, conflicts_with_all = ["name", "by_rank"])]
+    pub unset: bool,
+    /// Print JSON, as --format json does
+    #[arg(long, conflicts_with = "format")]
     pub json: bool,
+}
+
+impl EnvArgs {
+    /// The form that is meant.
+    pub fn form(&self) -> Format {
+        match self.json {
+            true => Format::Json,
+            false => self.format.unwrap_or(Format::Shell),
+        }
+    }
+
+    /// What is wrong with the options together.
+    fn conflict(&self) -> Option<&'static str> {
+        if self.shell.is_some() && self.format.is_some_and(|form| form != Format::Shell) {
+            return Some("--shell goes with --format shell only");
+        }
+        let can_unset = matches!(self.form(), Format::Shell | Format::Json | Format::Systemd);
+        (self.unset && !can_unset).then_some(
+            "--unset goes with --format shell, json or systemd: the other forms can set a variable to nothing, which hides every GPU, but cannot take it away",
+        )
+    }
 }
 
 /// `prune`
@@ -263,13 +317,6 @@ pub struct LookArgs {
     /// Through the control daemon, with a context
     #[arg(long)]
     pub through_daemon: bool,
-}
-
-/// Shells that `env` prints for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Shell {
-    /// sh, dash, bash, zsh, ksh
-    Posix,
 }
 
 /// A path that is not empty: an empty one would mean the working directory.

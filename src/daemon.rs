@@ -9,9 +9,11 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::error::Error;
+use crate::gpu::{self, GpuUuid};
 use crate::host::Host;
 use crate::mps::{self, Keeper, Socket};
 use crate::process::{self, Handle, Running};
+use crate::rank;
 use crate::record::{Belongs, DaemonName, DaemonRecord, Place};
 use crate::runtime_dir;
 use crate::store::{Entry, Locked, Store};
@@ -301,6 +303,11 @@ pub fn select(host: &Host, store: &Store<'_>, name: Option<&str>) -> Result<Obse
         };
     }
     let (observed, _) = observe_all(host, store)?;
+    only_one(observed)
+}
+
+/// The only daemon that programs would reach, or else the only one that runs.
+fn only_one(observed: Vec<Observed>) -> Result<Observed, Error> {
     let (reachable, rest): (Vec<_>, Vec<_>) = observed
         .into_iter()
         .filter(|daemon| daemon.state.runs())
@@ -321,6 +328,76 @@ pub fn select(host: &Host, store: &Store<'_>, name: Option<&str>) -> Result<Obse
             })
         }
     }
+}
+
+/// The daemon that this process's rank uses, of all that programs would reach, in the order of their GPUs.
+pub fn of_rank(host: &Host, store: &Store<'_>) -> Result<Observed, Error> {
+    let get = |key: &str| Some(host.env.get(key)?.to_string_lossy().into_owned());
+    let rank = rank::local(get)?;
+    let (mut daemons, _) = observe_all(host, store)?;
+    daemons.retain(|daemon| daemon.state.reachable());
+    if daemons.is_empty() {
+        return Err(Error::NoLiveDaemon);
+    }
+    daemons.sort_by(|one, other| one.record.by_gpu(&other.record));
+    let place = rank::share(rank, daemons.len())?;
+    Ok(daemons.swap_remove(place))
+}
+
+/// The record of a daemon, if programs that get its environment will find it. They would otherwise run without MPS, and
+/// nothing would say so.
+pub fn reachable(host: &Host, store: &Store<'_>, daemon: Observed) -> Result<DaemonRecord, Error> {
+    match &daemon.state {
+        State::Live(_) | State::NotAnswering(_) | State::OtherPidNamespace { reachable: true } => {
+            Ok(daemon.record)
+        }
+        State::OtherPidNamespace { reachable: false } => {
+            Err(Error::OtherPidNamespace(daemon.record.name))
+        }
+        State::Unreachable(_) => Err(unreachable(&daemon)),
+        State::Stale | State::OtherBoot => Err(Error::Stale(daemon.record.name)),
+        State::OtherHost => Err(other_host(host, store, &daemon.record)),
+    }
+}
+
+/// What a client of this daemon should know about its own surroundings.
+pub fn client_notes(host: &Host, daemon: &Observed) -> Vec<String> {
+    let record = &daemon.record;
+    let elsewhere = match &daemon.state {
+        State::OtherPidNamespace { .. } => true,
+        State::Live(process) | State::NotAnswering(process) => {
+            process::shares_namespace(host, process.id.pid, "ipc") == Some(false)
+        }
+        _ => false,
+    };
+    let ipc = elsewhere.then(|| {
+        format!(
+            "daemon {} lives in another container or IPC namespace: clients need its pipe directory and its /dev/shm (docker run --ipc=…)",
+            record.name
+        )
+    });
+    let mask = host.env.visible_devices();
+    let mask = mask.filter(|mask| names_other_gpus(mask, &record.gpu_uuids)).map(|mask| {
+        format!(
+            "CUDA_VISIBLE_DEVICES={mask:?} of your environment names no GPU of daemon {}, and is replaced",
+            record.name
+        )
+    });
+    ipc.into_iter().chain(mask).collect()
+}
+
+/// Whether a mask names GPUs, and none of these. What an index means only nvidia-smi knows.
+fn names_other_gpus(mask: &str, gpus: &[GpuUuid]) -> bool {
+    let mut entries = gpu::entries(mask).peekable();
+    entries.peek().is_some()
+        && entries.all(|entry| {
+            gpu::parse_index(entry).is_none()
+                && entry != "all"
+                && !gpus.iter().any(|gpu| {
+                    gpu.is_abbreviated_by(entry)
+                        || entry.parse().is_ok_and(|uuid: GpuUuid| uuid == *gpu)
+                })
+        })
 }
 
 /// The refusal to touch another user's record.

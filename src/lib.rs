@@ -3,7 +3,7 @@
 //!
 //! | row | files | what they know |
 //! |---|---|---|
-//! | values | `gpu` `record` `shell` | GPU UUIDs and selectors; daemon records and names; quoting |
+//! | values | `gpu` `record` `limits` `rank` `shell` `env_file` | GPU UUIDs and selectors; daemon records and names; limits of clients; a launcher's ranks; quoting; variables for launchers |
 //! | failures | `error` | everything that can go wrong, with its code and its hint |
 //! | seam | `runner` `host` | calling programs; the file tree, the environment and the clock |
 //! | plans | `topology` `sharing` | which GPU a selector and a mask mean; what proof of sharing takes; pure |
@@ -17,14 +17,17 @@ pub mod command;
 pub mod daemon;
 pub mod diagnosis;
 pub mod driver;
+pub mod env_file;
 pub mod error;
 pub mod gpu;
 pub mod host;
 pub mod launch;
+pub mod limits;
 pub mod manifest;
 pub mod mps;
 pub mod nvidia_smi;
 pub mod process;
+pub mod rank;
 pub mod record;
 pub mod runner;
 pub mod runtime_dir;
@@ -51,7 +54,7 @@ pub fn wants_color(host: &Host) -> bool {
 /// Runs the command line `args`, its first word being the program's name, and returns its exit status: 0 done,
 /// 1 failed, 2 not understood, 128 and the signal's number when interrupted.
 pub fn run(args: impl IntoIterator<Item = OsString>, mut host: Host, ui: &mut Ui<'_>) -> ExitCode {
-    let status = match cli::Cli::try_parse_from(args) {
+    let status = match cli::Cli::try_parse_from(args).and_then(cli::Cli::checked) {
         Ok(cli) => {
             ui.show(&cli.show);
             if cli.show.verbose {

@@ -143,6 +143,12 @@ pub fn program_name(host: &Host, pid: i32) -> Option<String> {
     Some(program.rsplit('/').next()?.to_owned())
 }
 
+/// Whether a process is in our namespace of this kind, such as `ipc`; `None` where the kernel does not let us see.
+pub fn shares_namespace(host: &Host, pid: i32, kind: &str) -> Option<bool> {
+    let link = |of: &str| fs::read_link(host.root.at(format!("/proc/{of}/ns/{kind}"))).ok();
+    Some(link(&pid.to_string())? == link("self")?)
+}
+
 /// A process's running children. The kernel lists them by the thread that started them.
 pub fn children_of(host: &Host, pid: i32) -> Vec<Running> {
     let threads = fs::read_dir(proc_path(host, pid, "task"));
@@ -279,6 +285,16 @@ impl Handle {
             }
         }
     }
+}
+
+/// The process that has started us; `None` if it is of another pid namespace.
+pub fn our_parent() -> Option<i32> {
+    Some(nix::unistd::getppid().as_raw()).filter(|pid| *pid > 0)
+}
+
+/// Our effective group.
+pub fn group_of_ours() -> u32 {
+    nix::unistd::getegid().as_raw()
 }
 
 /// Behaves as if somebody had sent us SIGTERM: the foreground program gets it.

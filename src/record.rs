@@ -1,6 +1,7 @@
 //! The record of a daemon as a value: what `daemon.json` says, in the format of the Python command, and what the
 //! daemon's clients must have in their environment.
 
+use std::cmp::Ordering;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -119,6 +120,9 @@ pub struct DaemonRecord {
     pub topology_mode: TopologyMode,
     /// The GPUs it serves, at least one.
     pub gpu_uuids: Vec<GpuUuid>,
+    /// nvidia-smi's indices of these GPUs when the daemon was started; empty where they are not known. They order daemons
+    /// and name nothing.
+    pub gpu_indices: Vec<u32>,
     /// `CUDA_MPS_PIPE_DIRECTORY`, absolute.
     pub pipe_directory: PathBuf,
     /// `CUDA_MPS_LOG_DIRECTORY`, absolute.
@@ -135,6 +139,8 @@ pub struct DaemonRecord {
 #[derive(Serialize, Deserialize)]
 struct Fields {
     created_at: f64,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    gpu_indices: Vec<u32>,
     gpu_uuids: Vec<GpuUuid>,
     host: String,
     log_directory: PathBuf,
@@ -182,6 +188,7 @@ impl DaemonRecord {
             },
             topology_mode: fields.topology_mode,
             gpu_uuids: fields.gpu_uuids,
+            gpu_indices: fields.gpu_indices,
             pipe_directory: fields.pipe_directory,
             log_directory: fields.log_directory,
             process: ProcessId {
@@ -197,6 +204,7 @@ impl DaemonRecord {
     pub fn to_json(&self) -> Value {
         let fields = Fields {
             created_at: self.created_at,
+            gpu_indices: self.gpu_indices.clone(),
             gpu_uuids: self.gpu_uuids.clone(),
             host: self.place.host.clone(),
             log_directory: self.log_directory.clone(),
@@ -221,16 +229,34 @@ impl DaemonRecord {
         uuids.join(",")
     }
 
+    /// Orders daemons by their GPUs as nvidia-smi counts them, and where that is not known, by age.
+    pub fn by_gpu(&self, other: &Self) -> Ordering {
+        let unknown = |record: &Self| record.gpu_indices.is_empty();
+        unknown(self)
+            .cmp(&unknown(other))
+            .then_with(|| self.gpu_indices.cmp(&other.gpu_indices))
+            .then_with(|| self.created_at.total_cmp(&other.created_at))
+            .then_with(|| self.name.cmp(&other.name))
+    }
+
     /// What a client of this daemon must have in its environment, in the order in which `env` prints it.
     pub fn client_environment(&self) -> [(&'static str, String); 3] {
         let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+        let [gpus, pipe, log] = CLIENT_VARIABLES;
         [
-            ("CUDA_VISIBLE_DEVICES", self.gpu_list()),
-            ("CUDA_MPS_PIPE_DIRECTORY", text(&self.pipe_directory)),
-            ("CUDA_MPS_LOG_DIRECTORY", text(&self.log_directory)),
+            (gpus, self.gpu_list()),
+            (pipe, text(&self.pipe_directory)),
+            (log, text(&self.log_directory)),
         ]
     }
 }
+
+/// The variables that a client has of its daemon.
+pub const CLIENT_VARIABLES: [&str; 3] = [
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_MPS_LOG_DIRECTORY",
+];
 
 /// Where a record belongs, seen from here. Decides whether its pid may be looked up at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

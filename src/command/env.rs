@@ -1,64 +1,177 @@
-//! `env`: what a client of a recorded daemon needs in its environment. It is on the path of every new shell, so it calls
-//! no program and takes no lock.
+//! `env`: what a client of a recorded daemon needs in its environment, in the form that a shell or a launcher reads. It is
+//! on the path of every new shell, so it calls no program and takes no lock.
+
+use std::fs::OpenOptions;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use crate::cli::{EnvArgs, Shell};
-use crate::daemon::{self, State};
+use crate::cli::EnvArgs;
+use crate::daemon::{self, Observed};
+use crate::env_file::{self, Format};
 use crate::error::Error;
 use crate::host::Host;
-use crate::record::DaemonRecord;
-use crate::shell;
+use crate::process;
+use crate::record::{CLIENT_VARIABLES, DaemonRecord};
+use crate::shell::{Shell, Unwritable};
 use crate::store::Store;
 use crate::ui::Ui;
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &EnvArgs) -> Result<u8, Error> {
-    match reachable_daemon(host, args.name.as_deref()) {
-        Ok(daemon) => {
-            print(ui, &daemon, args);
+    let (form, shell) = (args.form(), args.shell.unwrap_or(Shell::Posix));
+    if args.unset {
+        unset(ui, form, shell);
+        return Ok(0);
+    }
+    let printed = wanted(host, args).and_then(|daemon| {
+        let notes = daemon::client_notes(host, &daemon);
+        let record = daemon::reachable(host, &Store::of(host)?, daemon)?;
+        print(host, ui, &record, form, shell)?;
+        Ok(notes)
+    });
+    match printed {
+        Ok(notes) => {
+            let shell_note = (form == Format::Shell && args.shell.is_none())
+                .then(|| other_shell(host))
+                .flatten();
+            for note in notes.into_iter().chain(shell_note) {
+                ui.note(note);
+            }
             Ok(0)
         }
         Err(error) => {
-            if !args.json {
-                ui.code(&[shell::FAILS.to_owned()]);
-            }
+            ui.code(&failing(form, shell));
             Err(error)
         }
     }
 }
 
-/// The daemon meant, if programs that get its environment will find it. They would otherwise run without MPS, and
-/// nothing would say so.
-fn reachable_daemon(host: &Host, name: Option<&str>) -> Result<DaemonRecord, Error> {
+fn wanted(host: &Host, args: &EnvArgs) -> Result<Observed, Error> {
     let store = Store::of(host)?;
-    let daemon = daemon::select(host, &store, name)?;
-    match &daemon.state {
-        State::Live(_) | State::NotAnswering(_) | State::OtherPidNamespace { reachable: true } => {
-            Ok(daemon.record)
-        }
-        State::OtherPidNamespace { reachable: false } => {
-            Err(Error::OtherPidNamespace(daemon.record.name))
-        }
-        State::Unreachable(_) => Err(daemon::unreachable(&daemon)),
-        State::Stale | State::OtherBoot => Err(Error::Stale(daemon.record.name)),
-        State::OtherHost => Err(daemon::other_host(host, &store, &daemon.record)),
+    match args.by_rank {
+        true => daemon::of_rank(host, &store),
+        false => daemon::select(host, &store, args.name.as_deref()),
     }
 }
 
-fn print(ui: &mut Ui<'_>, daemon: &DaemonRecord, args: &EnvArgs) {
-    let variables = daemon.client_environment();
-    if args.json {
-        let env: Map<String, Value> = variables
-            .into_iter()
-            .map(|(key, value)| (key.to_owned(), value.into()))
-            .collect();
-        ui.json(&json!({"name": daemon.name.as_str(), "env": env}));
-        return;
-    }
-    match args.shell {
-        Shell::Posix => {
-            let pairs = variables.iter().map(|(key, value)| (*key, value.as_str()));
-            ui.code(&shell::exports(pairs));
+fn print(
+    host: &Host,
+    ui: &mut Ui<'_>,
+    record: &DaemonRecord,
+    form: Format,
+    shell: Shell,
+) -> Result<(), Error> {
+    let variables = record.client_environment();
+    let each = |line: &dyn Fn(&str, &str) -> Result<String, Unwritable>, form| {
+        let lines = variables.iter().map(|(key, value)| {
+            line(key, value).map_err(|holds| Error::Unwritable { key, form, holds })
+        });
+        lines.collect::<Result<Vec<String>, Error>>()
+    };
+    match form {
+        Format::Shell => ui.code(&each(&|key, value| shell.set(key, value), shell.name())?),
+        Format::Json => {
+            let env: Map<String, Value> = variables
+                .into_iter()
+                .map(|(key, value)| (key.to_owned(), value.into()))
+                .collect();
+            ui.json(&json!({"name": record.name.as_str(), "env": env}));
+        }
+        Format::Dotenv => ui.code(&each(&env_file::dotenv, "a .env file")?),
+        Format::Systemd => {
+            let mut lines = each(&env_file::systemd, "systemd")?;
+            lines.insert(0, "[Service]".to_owned());
+            ui.code(&lines);
+        }
+        Format::Docker => {
+            let user = (host.uid, process::group_of_ours());
+            let flags = env_file::docker(&variables, &record.pipe_directory, user);
+            ui.code(&[flags.join(" ")]);
+        }
+        Format::Github => {
+            let entries = variables
+                .iter()
+                .map(|(key, value)| env_file::github(key, value));
+            append(host, &entries.collect::<String>())?;
         }
     }
+    Ok(())
+}
+
+/// Adds entries to GitHub's variable file, behind what earlier steps have left there.
+fn append(host: &Host, entries: &str) -> Result<(), Error> {
+    let file = host.env.get_filled("GITHUB_ENV").map(PathBuf::from);
+    let path = host.cwd.join(file.ok_or(Error::NoGithubEnv)?);
+    let written = OpenOptions::new()
+        .read(true)
+        .append(true)
+        .open(host.root.at(&path))
+        .and_then(|mut file| {
+            // An earlier step may have ended without a newline.
+            let mut last = [b'\n'];
+            if file.seek(SeekFrom::End(-1)).is_ok() {
+                file.read_exact(&mut last)?;
+            }
+            let separator = if last == [b'\n'] { "" } else { "\n" };
+            file.write_all(format!("{separator}{entries}").as_bytes())
+        });
+    written.map_err(|source| Error::File {
+        doing: "append to",
+        path,
+        source,
+    })
+}
+
+/// What takes the variables away again.
+fn unset(ui: &mut Ui<'_>, form: Format, shell: Shell) {
+    match form {
+        Format::Json => {
+            let env: Map<String, Value> = CLIENT_VARIABLES
+                .into_iter()
+                .map(|key| (key.to_owned(), Value::Null))
+                .collect();
+            ui.json(&json!({"env": env}));
+        }
+        Format::Systemd => ui.code(&[
+            "[Service]".to_owned(),
+            format!("UnsetEnvironment={}", CLIENT_VARIABLES.join(" ")),
+        ]),
+        // The other forms are refused with --unset.
+        Format::Shell | Format::Dotenv | Format::Docker | Format::Github => {
+            ui.code(&CLIENT_VARIABLES.map(|key| shell.unset(key)));
+        }
+    }
+}
+
+/// What to print where there is nothing true to print: whoever reads it must not go on without MPS.
+fn failing(form: Format, shell: Shell) -> Vec<String> {
+    let lines: &[&str] = match form {
+        Format::Shell => &[shell.fails()],
+        Format::Dotenv => &[env_file::DOTENV_FAILS],
+        Format::Systemd => &["[Service]", env_file::SYSTEMD_FAILS],
+        Format::Docker => &[env_file::DOCKER_FAILS],
+        // A failure is an object of its own, and a file is left as it is.
+        Format::Json | Format::Github => &[],
+    };
+    lines.iter().map(|line| (*line).to_owned()).collect()
+}
+
+/// A word to somebody whose shell does not understand what is printed by default. The syntax is never guessed: a script
+/// must get the same everywhere.
+fn other_shell(host: &Host) -> Option<String> {
+    let parent = process::our_parent().and_then(|pid| process::program_name(host, pid));
+    let login = host
+        .env
+        .get("SHELL")
+        .and_then(|path| Path::new(path).file_name()?.to_str());
+    let shell = parent
+        .and_then(|program| Shell::named(&program))
+        .or_else(|| Shell::named(login?))?;
+    (!shell.is_posix()).then(|| {
+        format!(
+            "this is for POSIX shells; yours takes uni-cumps env --shell {}",
+            shell.name()
+        )
+    })
 }

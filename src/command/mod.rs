@@ -11,6 +11,7 @@ mod validate;
 mod visibility;
 
 use crate::cli::Command;
+use crate::env_file::Format;
 use crate::error::{Error, SmiFailure};
 use crate::host::Host;
 use crate::ui::Ui;
@@ -22,7 +23,7 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
         Command::Doctor(args) => (doctor::run(host, ui, args), args.json),
         Command::Start(args) => (start::run(host, ui, args), false),
         Command::Stop(args) => (stop::run(host, ui, args), false),
-        Command::Env(args) => (env::run(host, ui, args), args.json),
+        Command::Env(args) => (env::run(host, ui, args), args.form() == Format::Json),
         Command::Prune(args) => (prune::run(host, ui, args), args.json),
         Command::Validate(args) => (validate::run(host, ui, args), args.json),
         Command::Visibility(args) => (visibility::run(host, ui, args), false),

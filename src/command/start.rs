@@ -344,6 +344,7 @@ impl Start<'_> {
             place: self.here.clone(),
             topology_mode: self.plan.mode,
             gpu_uuids: vec![self.plan.gpu.uuid.clone()],
+            gpu_indices: vec![self.plan.gpu.index],
             pipe_directory: self.directories.pipe.clone(),
             log_directory: self.directories.log.clone(),
             process,

@@ -11,8 +11,9 @@ use std::io;
 use std::path::PathBuf;
 
 use crate::gpu::{GpuIdentity, SelectorError, UuidError};
+use crate::rank::RankError;
 use crate::record::{DaemonName, NameError};
-use crate::shell::quote_path;
+use crate::shell::{Unwritable, quote_path};
 
 /// What went wrong.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +101,22 @@ pub enum Error {
         /// Their names.
         names: Vec<DaemonName>,
     },
+    /// There is no daemon for a launcher's rank.
+    #[error("{0}")]
+    Rank(#[from] RankError),
+    /// A variable's value cannot be written in the form asked for.
+    #[error("{key} cannot be written for {form}")]
+    Unwritable {
+        /// The variable.
+        key: &'static str,
+        /// The shell or the format.
+        form: &'static str,
+        /// What its value holds.
+        holds: Unwritable,
+    },
+    /// This is no step of a GitHub Actions job.
+    #[error("GITHUB_ENV names no file to append to")]
+    NoGithubEnv,
     /// A record exists and cannot be read.
     #[error("the record of daemon {name} cannot be read")]
     DamagedRecord {
@@ -380,6 +397,9 @@ impl Error {
             Self::NoRecord(_) => "no-record",
             Self::NoLiveDaemon => "no-live-daemon",
             Self::SeveralLive { .. } => "several-live",
+            Self::Rank(error) => error.code(),
+            Self::Unwritable { .. } => "unwritable-value",
+            Self::NoGithubEnv => "no-github-env",
             Self::DamagedRecord { .. } => "damaged-record",
             Self::OtherUser { .. } => "other-user",
             Self::OtherHost { .. } => "other-host",
@@ -453,12 +473,15 @@ impl Error {
             | Self::StaleRemoved(_)
             | Self::AlreadyLive { .. }
             | Self::NoSuchUser(_)
+            | Self::Rank(_)
+            | Self::NoGithubEnv
             | Self::Interrupted(_)
             | Self::EndedEarly { .. } => None,
             Self::OtherHost { .. } => {
                 Some("from here it cannot be told whether it still runs".into())
             }
             Self::OtherPidNamespace(_) => Some("its pid means nothing here".into()),
+            Self::Unwritable { holds, .. } => Some(format!("its value holds {holds}")),
             Self::DamagedRecord { path, reason, .. } => Some(format!("{path:?}: {reason}")),
             Self::Unreachable { found, .. } => Some(found.clone()),
             Self::GpuTaken { .. } => {
@@ -534,6 +557,14 @@ impl Error {
                 Some(name) => format!("--name {name}"),
                 None => "uni-cumps status".into(),
             },
+            Self::Rank(error) => error.hint(),
+            Self::Unwritable { .. } => {
+                "give the daemon plainer directories with start --pipe-dir and --log-dir, or use uni-cumps run"
+                    .into()
+            }
+            Self::NoGithubEnv => {
+                "--format github is for a step of a GitHub Actions job; elsewhere: --format shell".into()
+            }
             Self::DamagedRecord { path, .. } => {
                 format!(
                     "uni-cumps start replaces it once no daemon runs there; to remove it: rm -ri {}",

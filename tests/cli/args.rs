@@ -5,7 +5,7 @@ use crate::support::{N0, Sandbox};
 #[test]
 fn args_errors() {
     let machine = Sandbox::new();
-    let misunderstood: [&[&str]; 12] = [
+    let misunderstood: [&[&str]; 18] = [
         &[],
         &["frobnicate"],
         &["stat"],
@@ -15,7 +15,13 @@ fn args_errors() {
         &["start", "--gpus"],
         &["start", "--daemon", "--foreground"],
         &["stop", "a"],
-        &["env", "--shell", "fish"],
+        &["env", "--shell", "cmd.exe"],
+        &["env", "--shell", "fish", "--format", "docker"],
+        &["env", "--format", "dotenv", "--unset"],
+        &["env", "--format", "json", "--json"],
+        &["env", "--unset", "--name", "a"],
+        &["env", "--by-rank", "--name", "a"],
+        &["env", "--by-rank=1"],
         &["env", "--shell"],
         &["--json"],
     ];

@@ -294,6 +294,7 @@ pub(crate) fn record() -> impl Strategy<Value = DaemonRecord> {
                     uid,
                     place,
                     topology_mode,
+                    gpu_indices: (0..).zip(&gpu_uuids).map(|(index, _)| index).collect(),
                     gpu_uuids,
                     pipe_directory,
                     log_directory,

@@ -4,10 +4,16 @@ use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 
 use crate::env_file::Format;
 use crate::shell::Shell;
+
+/// The name of the program, by which shells find what completes its command line.
+pub const PROGRAM: &str = "uni-cumps";
+/// The variable through which a shell asks for candidates; its value is the shell's name. `COMPLETE`, which other
+/// programs take, may be set for them.
+pub const COMPLETE: &str = "UNI_CUMPS_COMPLETE";
 
 /// The name by which the binary calls itself to look at the CUDA driver.
 pub const LOOK_COMMAND: &str = "look-at-cuda-driver";
@@ -19,7 +25,7 @@ pub const THROUGH_DAEMON: &str = "--through-daemon";
 /// Typical use:  uni-cumps start; eval "$(uni-cumps env)"; python train.py; uni-cumps stop
 #[derive(Debug, Parser)]
 #[command(
-    name = "uni-cumps",
+    name = PROGRAM,
     version,
     infer_long_args = true,
     arg_required_else_help = true
@@ -97,6 +103,10 @@ pub enum Command {
     Validate(ValidateArgs),
     /// Print CUDA_VISIBLE_DEVICES with indices replaced by UUIDs
     Visibility(VisibilityArgs),
+    /// Print a script that lets a shell complete commands, flags, paths and the names of daemons
+    Completions(CompletionsArgs),
+    /// Print the manual page; to read it: uni-cumps man | man -l -
+    Man,
     /// What `doctor` and `validate` run in a child process
     #[command(name = LOOK_COMMAND, hide = true)]
     Look(LookArgs),
@@ -126,7 +136,7 @@ pub struct DoctorArgs {
     #[arg(long, value_name = "ID", value_parser = clap::builder::PossibleValuesParser::new(CHECK_IDS))]
     pub skip: Vec<String>,
     /// Instead: write what the checks look at into this new directory, names replaced, for a bug report
-    #[arg(long, value_name = "DIR", value_parser = directory())]
+    #[arg(long, value_name = "DIR", value_parser = directory(), value_hint = ValueHint::DirPath)]
     pub capture: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -172,10 +182,10 @@ pub struct StartArgs {
     #[arg(long)]
     pub name: Option<String>,
     /// The pipe directory, at most 87 bytes [default: $TMPDIR/uni-cumps/NAME/pipe]
-    #[arg(long, value_name = "DIR", value_parser = directory())]
+    #[arg(long, value_name = "DIR", value_parser = directory(), value_hint = ValueHint::DirPath)]
     pub pipe_dir: Option<PathBuf>,
     /// The log directory [default: $TMPDIR/uni-cumps/NAME/log]
-    #[arg(long, value_name = "DIR", value_parser = directory())]
+    #[arg(long, value_name = "DIR", value_parser = directory(), value_hint = ValueHint::DirPath)]
     pub log_dir: Option<PathBuf>,
     /// Detach the daemon (this is the default)
     #[arg(long, conflicts_with = "foreground")]
@@ -283,7 +293,7 @@ pub struct ValidateArgs {
     #[arg(long, value_enum, ignore_case = true, default_value = "mps")]
     pub mode: SharingMode,
     /// Merge the evidence into this JSON file under `cuda_process_sharing`
-    #[arg(long, value_name = "FILE", value_parser = directory())]
+    #[arg(long, value_name = "FILE", value_parser = directory(), value_hint = ValueHint::FilePath)]
     pub manifest: Option<PathBuf>,
     /// Instead: are these two running processes clients of one server? Give it twice
     #[arg(long = "pid", value_name = "PID", id = "pids", num_args = 1,
@@ -309,6 +319,29 @@ pub struct VisibilityArgs {
     /// The list [default: CUDA_VISIBLE_DEVICES]
     #[arg(allow_hyphen_values = true)]
     pub list: Option<String>,
+}
+
+/// `completions`
+#[derive(Debug, Args)]
+pub struct CompletionsArgs {
+    /// The shell, and how it reads the script whenever it starts
+    #[arg(value_enum)]
+    pub shell: CompletionShell,
+}
+
+/// Shells that complete the command line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CompletionShell {
+    /// In ~/.bashrc: source <(uni-cumps completions bash)
+    Bash,
+    /// In ~/.zshrc, after compinit: source <(uni-cumps completions zsh)
+    Zsh,
+    /// In ~/.config/fish/completions/uni-cumps.fish: uni-cumps completions fish | source
+    Fish,
+    /// In ~/.config/elvish/rc.elv: eval (uni-cumps completions elvish | slurp)
+    Elvish,
+    /// In $PROFILE: uni-cumps completions powershell | Out-String | Invoke-Expression
+    Powershell,
 }
 
 /// The hidden command.

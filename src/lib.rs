@@ -53,8 +53,23 @@ pub fn wants_color(host: &Host) -> bool {
 
 /// Runs the command line `args`, its first word being the program's name, and returns its exit status: 0 done,
 /// 1 failed, 2 not understood, 128 and the signal's number when interrupted.
-pub fn run(args: impl IntoIterator<Item = OsString>, mut host: Host, ui: &mut Ui<'_>) -> ExitCode {
-    let status = match cli::Cli::try_parse_from(args).and_then(cli::Cli::checked) {
+pub fn run(args: impl IntoIterator<Item = OsString>, host: Host, ui: &mut Ui<'_>) -> ExitCode {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let status = match command::question(&host, &args) {
+        Some(question) => {
+            command::answer(&host, ui, question);
+            0
+        }
+        None => obey(args, host, ui),
+    };
+    match ui.delivered() {
+        true => ExitCode::from(status),
+        false => ExitCode::FAILURE,
+    }
+}
+
+fn obey(args: Vec<OsString>, mut host: Host, ui: &mut Ui<'_>) -> u8 {
+    match cli::Cli::try_parse_from(args).and_then(cli::Cli::checked) {
         Ok(cli) => {
             ui.show(&cli.show);
             if cli.show.verbose {
@@ -66,9 +81,5 @@ pub fn run(args: impl IntoIterator<Item = OsString>, mut host: Host, ui: &mut Ui
             ui.usage(&error);
             u8::try_from(error.exit_code()).unwrap_or(2)
         }
-    };
-    match ui.delivered() {
-        true => ExitCode::from(status),
-        false => ExitCode::FAILURE,
     }
 }

@@ -49,6 +49,14 @@ pub enum Entry {
 }
 
 impl Entry {
+    /// The name under which it stands.
+    pub fn name(&self) -> &DaemonName {
+        match self {
+            Self::Record(record) | Self::Intent(record) => &record.name,
+            Self::Damaged { name, .. } => name,
+        }
+    }
+
     /// The record, or the reason why there is none.
     pub fn into_record(self) -> Result<DaemonRecord, Error> {
         match self {

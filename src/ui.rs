@@ -99,14 +99,12 @@ impl<'w> Ui<'w> {
         self.write_out(&format!("{text}\n"));
     }
 
-    /// Lines of shell code. For a shell they must be exact; on a terminal they are only looked at.
-    pub fn code(&mut self, lines: &[String]) {
-        for line in lines {
-            if self.out_is_terminal {
-                self.line(line);
-            } else {
-                self.write_out(&format!("{line}\n"));
-            }
+    /// A text for another program, byte for byte; on a terminal it is only looked at.
+    pub fn verbatim(&mut self, text: &str) {
+        if self.out_is_terminal {
+            self.write_out(&printable_lines(text));
+        } else {
+            self.write_out(text);
         }
     }
 
@@ -432,6 +430,18 @@ mod tests {
             printable("a\x1b[31m\u{9b}b\r\n\u{202e}é"),
             "a\\u{1b}[31m\\u{9b}b\\r\\n\\u{202e}é"
         );
+    }
+
+    #[test]
+    fn a_text_for_a_program_is_exact_and_only_looked_at_on_a_terminal() {
+        let print = |is_terminal| {
+            let (mut out, mut err) = (Vec::new(), Vec::new());
+            Ui::new((&mut out, is_terminal), (&mut err, is_terminal), false)
+                .verbatim("a\tb\x0bc\nd");
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(print(false), "a\tb\x0bc\nd");
+        assert_eq!(print(true), "a\\tb\\u{b}c\nd");
     }
 
     #[test]

@@ -79,11 +79,22 @@ fn every_command_and_flag_of_the_help_is_in_the_table_of_commands() {
     let machine = Sandbox::new();
     let text = readme();
     for command in [
-        "status", "doctor", "start", "stop", "env", "prune", "validate",
+        "status",
+        "doctor",
+        "start",
+        "stop",
+        "env",
+        "prune",
+        "validate",
+        "completions",
+        "man",
     ] {
         let row = text
             .lines()
-            .find(|line| line.starts_with(&format!("| `{command} ")))
+            .find(|line| {
+                let row = line.strip_prefix(&format!("| `{command}"));
+                row.is_some_and(|rest| rest.starts_with([' ', '`']))
+            })
             .unwrap();
         let help = machine.run([command, "--help"]).succeeds().text();
         let every = text
@@ -101,6 +112,23 @@ fn every_command_and_flag_of_the_help_is_in_the_table_of_commands() {
                 "{command} {flag}"
             );
         }
+    }
+}
+
+#[test]
+fn each_shell_is_told_what_the_help_tells() {
+    let machine = Sandbox::new();
+    let text = readme();
+    let help = machine.run(["completions", "--help"]).succeeds().text();
+    let lines: Vec<&str> = help
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("- "))
+        .filter(|line| line.contains("uni-cumps completions"))
+        .collect();
+    assert_eq!(lines.len(), 5, "{help}");
+    for line in lines {
+        let (_, code) = line.rsplit_once(": ").unwrap();
+        assert!(text.contains(&format!("'{code}'")), "{code}");
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &EnvArgs) -> Result<u8, Er
             Ok(0)
         }
         Err(error) => {
-            ui.code(&failing(form, shell));
+            ui.verbatim(failing(form, shell).as_deref().unwrap_or_default());
             Err(error)
         }
     }
@@ -64,13 +64,14 @@ fn print(
 ) -> Result<(), Error> {
     let variables = record.client_environment();
     let each = |line: &dyn Fn(&str, &str) -> Result<String, Unwritable>, form| {
-        let lines = variables.iter().map(|(key, value)| {
-            line(key, value).map_err(|holds| Error::Unwritable { key, form, holds })
+        let lines = variables.iter().map(|(key, value)| match line(key, value) {
+            Ok(line) => Ok(line + "\n"),
+            Err(holds) => Err(Error::Unwritable { key, form, holds }),
         });
-        lines.collect::<Result<Vec<String>, Error>>()
+        lines.collect::<Result<String, Error>>()
     };
     match form {
-        Format::Shell => ui.code(&each(&|key, value| shell.set(key, value), shell.name())?),
+        Format::Shell => ui.verbatim(&each(&|key, value| shell.set(key, value), shell.name())?),
         Format::Json => {
             let env: Map<String, Value> = variables
                 .into_iter()
@@ -78,16 +79,15 @@ fn print(
                 .collect();
             ui.json(&json!({"name": record.name.as_str(), "env": env}));
         }
-        Format::Dotenv => ui.code(&each(&env_file::dotenv, "a .env file")?),
+        Format::Dotenv => ui.verbatim(&each(&env_file::dotenv, "a .env file")?),
         Format::Systemd => {
-            let mut lines = each(&env_file::systemd, "systemd")?;
-            lines.insert(0, "[Service]".to_owned());
-            ui.code(&lines);
+            let lines = each(&env_file::systemd, "systemd")?;
+            ui.verbatim(&format!("[Service]\n{lines}"));
         }
         Format::Docker => {
             let user = (host.uid, process::group_of_ours());
             let flags = env_file::docker(&variables, &record.pipe_directory, user);
-            ui.code(&[flags.join(" ")]);
+            ui.verbatim(&format!("{}\n", flags.join(" ")));
         }
         Format::Github => {
             let entries = variables
@@ -133,28 +133,28 @@ fn unset(ui: &mut Ui<'_>, form: Format, shell: Shell) {
                 .collect();
             ui.json(&json!({"env": env}));
         }
-        Format::Systemd => ui.code(&[
-            "[Service]".to_owned(),
-            format!("UnsetEnvironment={}", CLIENT_VARIABLES.join(" ")),
-        ]),
+        Format::Systemd => ui.verbatim(&format!(
+            "[Service]\nUnsetEnvironment={}\n",
+            CLIENT_VARIABLES.join(" ")
+        )),
         // The other forms are refused with --unset.
         Format::Shell | Format::Dotenv | Format::Docker | Format::Github => {
-            ui.code(&CLIENT_VARIABLES.map(|key| shell.unset(key)));
+            let lines = CLIENT_VARIABLES.map(|key| shell.unset(key) + "\n");
+            ui.verbatim(&lines.concat());
         }
     }
 }
 
-/// What to print where there is nothing true to print: whoever reads it must not go on without MPS.
-fn failing(form: Format, shell: Shell) -> Vec<String> {
-    let lines: &[&str] = match form {
-        Format::Shell => &[shell.fails()],
-        Format::Dotenv => &[env_file::DOTENV_FAILS],
-        Format::Systemd => &["[Service]", env_file::SYSTEMD_FAILS],
-        Format::Docker => &[env_file::DOCKER_FAILS],
-        // A failure is an object of its own, and a file is left as it is.
-        Format::Json | Format::Github => &[],
-    };
-    lines.iter().map(|line| (*line).to_owned()).collect()
+/// What to print where there is nothing true to print: whoever reads it must not go on without MPS. A failure in JSON is
+/// an object of its own, and GitHub's file is left as it is.
+fn failing(form: Format, shell: Shell) -> Option<String> {
+    Some(match form {
+        Format::Shell => format!("{}\n", shell.fails()),
+        Format::Dotenv => format!("{}\n", env_file::DOTENV_FAILS),
+        Format::Systemd => format!("[Service]\n{}\n", env_file::SYSTEMD_FAILS),
+        Format::Docker => format!("{}\n", env_file::DOCKER_FAILS),
+        Format::Json | Format::Github => return None,
+    })
 }
 
 /// A word to somebody whose shell does not understand what is printed by default. The syntax is never guessed: a script

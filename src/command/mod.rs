@@ -1,14 +1,18 @@
 //! One verb a file. A command returns its exit status, or the failure that this file shows.
 
+mod completions;
 mod doctor;
 mod env;
 mod look;
+mod man;
 mod prune;
 mod start;
 mod status;
 mod stop;
 mod validate;
 mod visibility;
+
+pub use completions::{answer, question};
 
 use crate::cli::Command;
 use crate::env_file::Format;
@@ -27,6 +31,8 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
         Command::Prune(args) => (prune::run(host, ui, args), args.json),
         Command::Validate(args) => (validate::run(host, ui, args), args.json),
         Command::Visibility(args) => (visibility::run(host, ui, args), false),
+        Command::Completions(args) => (completions::run(ui, args), false),
+        Command::Man => (man::run(ui), false),
         Command::Look(args) => (look::run(host, ui, args), false),
     };
     result.unwrap_or_else(|error| {

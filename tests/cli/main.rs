@@ -8,6 +8,7 @@ mod support;
 
 mod args;
 mod checks;
+mod comfort;
 mod directories;
 mod doctor;
 mod env;

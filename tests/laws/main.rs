@@ -8,6 +8,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod completions;
 mod control;
 mod fake;
 mod invented;

@@ -39,7 +39,7 @@ fn every_line_that_is_printed_is_inert() {
         let mut ui = Ui::new((&mut out, true), (&mut err, true), false);
         ui.line(&text);
         ui.verdict("word", Tone::Bad, &text);
-        ui.code(std::slice::from_ref(&text));
+        ui.verbatim(&format!("{text}\n"));
         let cells: Vec<_> = rows
             .iter()
             .map(|row| row.iter().map(plain).collect())
@@ -48,7 +48,10 @@ fn every_line_that_is_printed_is_inert() {
         ui.note(&text);
         let out = String::from_utf8(out).unwrap();
         let err = String::from_utf8(err).unwrap();
-        prop_assert_eq!(out.lines().count(), 4 + rows.len());
+        prop_assert_eq!(
+            out.lines().count(),
+            4 + rows.len() + text.matches('\n').count()
+        );
         for line in out.split('\n').chain(err.split('\n')) {
             prop_assert!(!line.contains(acts_on_a_terminal), "{line:?}");
         }

@@ -196,6 +196,9 @@ pub struct StartArgs {
     /// Start even if another daemon of yours serves the GPU: their servers take turns on it, which defeats MPS
     #[arg(long)]
     pub force: bool,
+    /// Only show the program calls, ready to paste; nothing is touched
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// `stop`

@@ -184,7 +184,7 @@ fn unrecorded(host: &Host, here: &Place, entry: Entry) -> Option<Unrecorded> {
             });
         }
     };
-    let (word, reason, pid) = match launcher(host, here, &intent) {
+    let (word, reason, pid) = match author(host, here, &intent) {
         Some(pid) => ("starting", format!("pid {pid} is starting it"), Some(pid)),
         None => match left_by(host, here, &intent) {
             Some(process) => {
@@ -207,8 +207,16 @@ fn unrecorded(host: &Host, here: &Place, entry: Entry) -> Option<Unrecorded> {
     })
 }
 
+/// The `start` that is working on an entry.
+pub fn launcher(host: &Host, here: &Place, entry: &Entry) -> Option<i32> {
+    match entry {
+        Entry::Intent(intent) => author(host, here, intent),
+        Entry::Record(_) | Entry::Damaged { .. } => None,
+    }
+}
+
 /// The `start` that wrote an intent, while it runs.
-fn launcher(host: &Host, here: &Place, intent: &DaemonRecord) -> Option<i32> {
+fn author(host: &Host, here: &Place, intent: &DaemonRecord) -> Option<i32> {
     if intent.belongs(here) != Belongs::Here {
         return None;
     }
@@ -233,7 +241,7 @@ pub fn left_nothing(host: &Host, here: &Place, intent: &DaemonRecord) -> bool {
     match intent.belongs(here) {
         Belongs::OtherBoot => true,
         Belongs::Here => {
-            launcher(host, here, intent).is_none()
+            author(host, here, intent).is_none()
                 && settled_keeper(host, &intent.pipe_directory) == Keeper::Nobody
                 && mps::coming_up(host, &intent.pipe_directory).is_none()
         }

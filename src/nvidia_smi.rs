@@ -61,10 +61,8 @@ impl Discovery {
 
 /// Lists the machine's GPUs. The caller's mask plays no part: nvidia-smi does not know it.
 pub fn discover(host: &Host) -> Result<Discovery, SmiFailure> {
-    let program = host
-        .find_program("nvidia-smi")
-        .ok_or(SmiFailure::NotFound)?;
-    let call = invocation(host, program.clone());
+    let call = call(host)?;
+    let program = call.program.clone();
     match host.runner.run(&call) {
         Ok(finished) => read(program, &finished),
         Err(RunError::TimedOut(limit)) => Err(SmiFailure::TimedOut {
@@ -81,14 +79,15 @@ pub fn discover(host: &Host) -> Result<Discovery, SmiFailure> {
 
 /// The answer to our query as it came, for a capture; `None` if there was none.
 pub fn raw(host: &Host) -> Option<Finished> {
-    let call = invocation(host, host.find_program("nvidia-smi")?);
-    host.runner.run(&call).ok()
+    host.runner.run(&call(host).ok()?).ok()
 }
 
-fn invocation(host: &Host, program: PathBuf) -> Invocation {
-    Invocation {
+/// The call that lists the GPUs.
+pub fn call(host: &Host) -> Result<Invocation, SmiFailure> {
+    let program = host.find_program("nvidia-smi");
+    Ok(Invocation {
         purpose: "list the GPUs",
-        program,
+        program: program.ok_or(SmiFailure::NotFound)?,
         args: ARGS.map(Into::into).to_vec(),
         env: host
             .env
@@ -97,7 +96,7 @@ fn invocation(host: &Host, program: PathBuf) -> Invocation {
             .collect(),
         stdin: Vec::new(),
         mode: Mode::Captured(LIMIT),
-    }
+    })
 }
 
 /// A call that failed may still have listed the healthy GPUs; then the failure is a message beside them.

@@ -237,47 +237,156 @@ fn components(path: &Path) -> Vec<std::ffi::OsString> {
 }
 
 /// Creates what is missing, mode 0700, and checks the rest. Nothing that exists already is changed, except that our own
-/// default directories are closed to others again.
+/// default directories are closed to others again. The notes are for the user.
 pub fn create(host: &Host, directories: &Directories) -> Result<Vec<String>, Error> {
-    let mut notes = Vec::new();
-    if let Some(own) = &directories.own {
-        let parent = own.parent().unwrap_or(own);
-        if let Some((above, mode)) = replaceable_in(host, parent) {
+    let touches = true;
+    Preparation { host, touches }.prepare(directories)
+}
+
+/// The checks of `create` alone.
+pub fn check(host: &Host, directories: &Directories) -> Result<Vec<String>, Error> {
+    let touches = false;
+    Preparation { host, touches }.prepare(directories)
+}
+
+/// How directories are made ready.
+struct Preparation<'h> {
+    host: &'h Host,
+    /// Otherwise they are only looked at, as far as they exist.
+    touches: bool,
+}
+
+impl Preparation<'_> {
+    fn prepare(&self, directories: &Directories) -> Result<Vec<String>, Error> {
+        let host = self.host;
+        let mut notes = Vec::new();
+        if let Some(own) = &directories.own {
+            let parent = own.parent().unwrap_or(own);
+            if let Some((above, mode)) = replaceable_in(host, parent) {
+                return Err(unsafe_directory(
+                    parent,
+                    PARENT,
+                    format!("everybody may replace it, since {above:?} has mode {mode:04o}"),
+                    format!(
+                        "set TMPDIR to a directory of your own, or chmod +t {}",
+                        crate::shell::quote_path(above)
+                    ),
+                ));
+            }
+            self.own_directory(parent, PARENT)?;
+            self.own_directory(own, "a runtime directory")?;
+        }
+        for (path, role) in [(&directories.pipe, PIPE), (&directories.log, LOG)] {
+            let is_ours = directories
+                .own
+                .as_ref()
+                .is_some_and(|own| path.starts_with(own));
+            if is_ours {
+                self.own_directory(path, role)?;
+            } else {
+                notes.extend(self.given_directory(path, role)?);
+            }
+        }
+        let existing = directories.pipe.ancestors();
+        let mut existing = existing.skip_while(|path| !host.root.at(path).exists());
+        if let Some(name) = existing
+            .next()
+            .and_then(|path| network_file_system_of(host, path))
+        {
             return Err(unsafe_directory(
-                parent,
-                PARENT,
-                format!("everybody may replace it, since {above:?} has mode {mode:04o}"),
+                &directories.pipe,
+                PIPE,
                 format!(
-                    "set TMPDIR to a directory of your own, or chmod +t {}",
-                    crate::shell::quote_path(above)
+                    "it lies on {name}, and a socket there joins processes of one machine only"
                 ),
+                "choose a directory on a local file system with --pipe-dir",
             ));
         }
-        own_directory(host, parent, PARENT)?;
-        own_directory(host, own, "a runtime directory")?;
+        Ok(notes)
     }
-    for (path, role) in [(&directories.pipe, PIPE), (&directories.log, LOG)] {
-        let is_ours = directories
-            .own
-            .as_ref()
-            .is_some_and(|own| path.starts_with(own));
-        if is_ours {
-            own_directory(host, path, role)?;
-            refuse_what_others_put(host, path, role)?;
-        } else {
-            notes.extend(given_directory(host, path, role)?);
+
+    /// Makes a directory, if that is our task; whether it is there then.
+    fn make(&self, path: &Path, recursive: bool) -> Result<bool, Error> {
+        let place = self.host.root.at(path);
+        if !self.touches {
+            return Ok(fs::symlink_metadata(place).is_ok());
+        }
+        match DirBuilder::new()
+            .mode(0o700)
+            .recursive(recursive)
+            .create(place)
+        {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(true),
+            result => result
+                .map(|()| true)
+                .map_err(|source| cannot_create(path, source)),
         }
     }
-    let pipe = open_directory(host, &directories.pipe, PIPE)?;
-    if let Some(name) = network_file_system(&pipe) {
-        return Err(unsafe_directory(
-            &directories.pipe,
-            PIPE,
-            format!("it lies on {name}, and a socket there joins processes of one machine only"),
-            "choose a directory on a local file system with --pipe-dir",
-        ));
+
+    /// One of our default directories: made by us, mode 0700.
+    fn own_directory(&self, path: &Path, role: &'static str) -> Result<(), Error> {
+        if !self.make(path, false)? {
+            return Ok(());
+        }
+        let (directory, mode) = owned_by_us(self.host, path, role)?;
+        if mode & 0o077 != 0 && self.touches {
+            directory
+                .set_permissions(fs::Permissions::from_mode(0o700))
+                .map_err(|source| cannot_create(path, source))?;
+        }
+        match role {
+            PIPE | LOG => refuse_what_others_put(self.host, path, role),
+            _ => Ok(()),
+        }
     }
-    Ok(notes)
+
+    /// A directory that the user named: created if it is missing, never changed if it exists.
+    fn given_directory(&self, path: &Path, role: &'static str) -> Result<Option<String>, Error> {
+        let host = self.host;
+        if !self.make(path, true)? {
+            return Ok(None);
+        }
+        let (_, mode) = owned_by_us(host, path, role)?;
+        if mode & 0o022 != 0 {
+            return Err(unsafe_directory(
+                path,
+                role,
+                format!("others may write to it (mode {:04o})", mode & 0o7777),
+                format!("chmod 700 {}", crate::shell::quote_path(path)),
+            ));
+        }
+        if let Some((parent, mode)) = replaceable_in(host, path) {
+            return Err(unsafe_directory(
+                path,
+                role,
+                format!("everybody may replace it, since {parent:?} has mode {mode:04o}"),
+                format!("chmod o-w {}", crate::shell::quote_path(parent)),
+            ));
+        }
+        // The control program would go on without its log, and say so in a line that nobody sees.
+        let writable = AccessFlags::W_OK | AccessFlags::X_OK;
+        let flags = AtFlags::AT_EACCESS;
+        if let Err(errno) = faccessat(AT_FDCWD, &host.root.at(path), writable, flags) {
+            return Err(unsafe_directory(
+                path,
+                role,
+                format!(
+                    "you cannot write to it: {} (mode {:04o})",
+                    errno.desc(),
+                    mode & 0o7777
+                ),
+                format!("chmod 700 {}", crate::shell::quote_path(path)),
+            ));
+        }
+        let open_to_others = role == PIPE && mode & 0o011 != 0;
+        Ok(open_to_others.then(|| {
+            format!(
+                "others can reach the daemon in {path:?} (mode {:04o}): chmod 700 {}",
+                mode & 0o7777,
+                crate::shell::quote_path(path)
+            )
+        }))
+    }
 }
 
 fn unsafe_directory(
@@ -291,17 +400,6 @@ fn unsafe_directory(
         role,
         reason: reason.into(),
         remedy: remedy.into(),
-    }
-}
-
-fn make(path: &Path, recursive: bool) -> io::Result<()> {
-    match DirBuilder::new()
-        .mode(0o700)
-        .recursive(recursive)
-        .create(path)
-    {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        result => result,
     }
 }
 
@@ -363,18 +461,6 @@ fn owned_by_us(host: &Host, path: &Path, role: &'static str) -> Result<(File, u3
     Ok((directory, meta.mode()))
 }
 
-/// One of our default directories: made by us, mode 0700.
-fn own_directory(host: &Host, path: &Path, role: &'static str) -> Result<(), Error> {
-    make(&host.root.at(path), false).map_err(|source| cannot_create(path, source))?;
-    let (directory, mode) = owned_by_us(host, path, role)?;
-    if mode & 0o077 != 0 {
-        directory
-            .set_permissions(fs::Permissions::from_mode(0o700))
-            .map_err(|source| cannot_create(path, source))?;
-    }
-    Ok(())
-}
-
 /// Refuses a directory of ours in which something of somebody else's lies: it was open once, and the daemon would follow
 /// a link there, or take a file for its own.
 fn refuse_what_others_put(host: &Host, path: &Path, role: &'static str) -> Result<(), Error> {
@@ -400,51 +486,6 @@ fn replaceable_in<'p>(host: &Host, path: &'p Path) -> Option<(&'p Path, u32)> {
     let parent = path.parent()?;
     let mode = fs::metadata(host.root.at(parent)).ok()?.mode() & 0o7777;
     (mode & 0o1002 == 0o002).then_some((parent, mode))
-}
-
-/// A directory that the user named: created if it is missing, never changed if it exists.
-fn given_directory(host: &Host, path: &Path, role: &'static str) -> Result<Option<String>, Error> {
-    make(&host.root.at(path), true).map_err(|source| cannot_create(path, source))?;
-    let (_, mode) = owned_by_us(host, path, role)?;
-    if mode & 0o022 != 0 {
-        return Err(unsafe_directory(
-            path,
-            role,
-            format!("others may write to it (mode {:04o})", mode & 0o7777),
-            format!("chmod 700 {}", crate::shell::quote_path(path)),
-        ));
-    }
-    if let Some((parent, mode)) = replaceable_in(host, path) {
-        return Err(unsafe_directory(
-            path,
-            role,
-            format!("everybody may replace it, since {parent:?} has mode {mode:04o}"),
-            format!("chmod o-w {}", crate::shell::quote_path(parent)),
-        ));
-    }
-    // The control program would go on without its log, and say so in a line that nobody sees.
-    let writable = AccessFlags::W_OK | AccessFlags::X_OK;
-    let flags = AtFlags::AT_EACCESS;
-    if let Err(errno) = faccessat(AT_FDCWD, &host.root.at(path), writable, flags) {
-        return Err(unsafe_directory(
-            path,
-            role,
-            format!(
-                "you cannot write to it: {} (mode {:04o})",
-                errno.desc(),
-                mode & 0o7777
-            ),
-            format!("chmod 700 {}", crate::shell::quote_path(path)),
-        ));
-    }
-    let open_to_others = role == PIPE && mode & 0o011 != 0;
-    Ok(open_to_others.then(|| {
-        format!(
-            "others can reach the daemon in {path:?} (mode {:04o}): chmod 700 {}",
-            mode & 0o7777,
-            crate::shell::quote_path(path)
-        )
-    }))
 }
 
 /// The name of the network file system that a directory lies on. Numbers from `linux/magic.h` and Lustre's headers.

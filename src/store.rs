@@ -205,6 +205,11 @@ impl<'h> Store<'h> {
         names
     }
 
+    /// The file with the locks of all records.
+    pub fn lock_file(&self) -> PathBuf {
+        self.base.join(".lock")
+    }
+
     /// The lock under which one daemon's record may be changed. Waits for its present holder, and names it when the
     /// waiting was in vain.
     pub fn lock(&self, name: &DaemonName) -> Result<Locked<'_>, Error> {
@@ -218,7 +223,7 @@ impl<'h> Store<'h> {
                 remedy: "use the name of the directory that it points to".to_owned(),
             });
         }
-        let path = self.base.join(".lock");
+        let path = self.lock_file();
         let file = self
             .open_lock(&self.host.root.at(&path))
             .map_err(|source| Error::File {

@@ -1,7 +1,10 @@
 //! The only file that prints: lines, tables, colours, JSON, failures. Nothing from outside reaches a terminal raw.
 
 use std::io::{self, Write};
-use std::time::Instant;
+use std::path::Path;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde_json::Value;
@@ -56,6 +59,7 @@ pub struct Ui<'w> {
     out_has_color: bool,
     err_has_color: bool,
     quiet: bool,
+    verbose: bool,
     failure: Option<io::Error>,
 }
 
@@ -74,13 +78,14 @@ impl<'w> Ui<'w> {
             out_has_color: color && out_is_terminal,
             err_has_color: color && err_is_terminal,
             quiet: false,
+            verbose: false,
             failure: None,
         }
     }
 
     /// Takes over what the command line says of the output.
     pub fn show(&mut self, show: &Show) {
-        self.quiet = show.quiet;
+        (self.quiet, self.verbose) = (show.quiet, show.verbose);
         match show.color {
             When::Auto => {}
             When::Always => (self.out_has_color, self.err_has_color) = (true, true),
@@ -106,6 +111,45 @@ impl<'w> Ui<'w> {
         } else {
             self.write_out(text);
         }
+    }
+
+    /// A call that would be made by somebody with the caller's environment, as a line of shell.
+    pub fn call(&mut self, call: &Invocation) {
+        self.verbatim(&format!("{}\n", command_line(call, "")));
+    }
+
+    /// A call that would be made with no variables but its own, as a line of shell.
+    pub fn call_with_environment(&mut self, call: &Invocation) {
+        let mut variables = String::from("env -i ");
+        for (key, value) in &call.env {
+            let value = shell::quote(&value.to_string_lossy());
+            variables.push_str(&format!("{}={value} ", key.display()));
+        }
+        self.verbatim(&format!("{}\n", command_line(call, &variables)));
+    }
+
+    /// Directories that would be made, for their owner alone, as a line of shell.
+    pub fn making(&mut self, directories: &[&Path]) {
+        let words: Vec<String> = directories
+            .iter()
+            .map(|path| shell::quote_path(path))
+            .collect();
+        self.verbatim(&format!("(umask 077; mkdir -p {})\n", words.join(" ")));
+    }
+
+    /// Lets time pass with `work` and shows a person how much of it, in a line that is gone afterwards.
+    pub fn waiting<T>(&self, what: &str, work: impl FnOnce() -> T) -> T {
+        let is_watched = self.err_is_terminal && !self.quiet && !self.verbose;
+        if !is_watched {
+            return work();
+        }
+        thread::scope(|scope| {
+            let (working, done) = mpsc::channel::<()>();
+            scope.spawn(move || spin(what, &done));
+            let result = work();
+            drop(working);
+            result
+        })
     }
 
     /// A JSON document.
@@ -261,33 +305,65 @@ impl CommandRunner for Traced {
             }) => format!("signal {signal}"),
             Err(error) => error.to_string(),
         };
-        let line = printable(&command_line(call));
+        let line = printable(&command_line(call, &cuda_variables(call)));
         // A call of a thread is told while another thread prints; nobody could be told of a failure.
         let _ = writeln!(io::stderr(), "trace: {milliseconds:.1} ms, {end}: {line}");
         result
     }
 }
 
-/// A call as one line of shell, with those of its variables that concern CUDA.
-fn command_line(call: &Invocation) -> String {
-    let mut words = Vec::new();
+/// A call as one line of shell, with this in front of the program.
+fn command_line(call: &Invocation, before: &str) -> String {
+    let mut line = String::new();
     if !call.stdin.is_empty() {
         let input = String::from_utf8_lossy(&call.stdin).replace('\n', "\\n");
-        words.push(format!("printf {} |", shell::quote(&input)));
+        line.push_str(&format!("printf {} | ", shell::quote(&input)));
     }
-    for (key, value) in &call.env {
-        if key.as_encoded_bytes().starts_with(b"CUDA_") {
-            let value = shell::quote(&value.to_string_lossy());
-            words.push(format!("{}={value}", key.display()));
+    line.push_str(before);
+    line.push_str(&shell::quote_path(&call.program));
+    for argument in &call.args {
+        line.push(' ');
+        line.push_str(&shell::quote(&argument.to_string_lossy()));
+    }
+    line
+}
+
+/// Those variables of a call that concern CUDA, as they are written before a program.
+fn cuda_variables(call: &Invocation) -> String {
+    call.env
+        .iter()
+        .filter(|(key, _)| key.as_encoded_bytes().starts_with(b"CUDA_"))
+        .map(|(key, value)| {
+            format!(
+                "{}={} ",
+                key.display(),
+                shell::quote(&value.to_string_lossy())
+            )
+        })
+        .collect()
+}
+
+/// A wait of less time than this is not worth a word.
+const UNSEEN: Duration = Duration::from_millis(400);
+
+/// Draws a spinner on standard error until `done` is closed, and takes it away again. The cursor stays in front of it,
+/// so that what a program prints meanwhile begins where it would anyway.
+fn spin(what: &str, done: &mpsc::Receiver<()>) {
+    let begun = Instant::now();
+    let goes_on = |time| done.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
+    if !goes_on(UNSEEN) {
+        return;
+    }
+    let mut err = io::stderr();
+    for frame in ['|', '/', '-', '\\'].into_iter().cycle() {
+        let seconds = begun.elapsed().as_secs();
+        // Nobody could be told of a failure.
+        let _ = write!(err, "\r\x1b[K{frame} {what} ({seconds} s)\r");
+        if !goes_on(Duration::from_millis(125)) {
+            break;
         }
     }
-    words.push(shell::quote_path(&call.program));
-    words.extend(
-        call.args
-            .iter()
-            .map(|arg| shell::quote(&arg.to_string_lossy())),
-    );
-    words.join(" ")
+    let _ = write!(err, "\r\x1b[K");
 }
 
 /// A failure as the object that `--json` prints.

@@ -251,7 +251,8 @@ impl Stop<'_> {
             self.limit.max(IDLE_LIMIT)
         };
         let deadline = self.host.clock.monotonic() + limit;
-        match control.quit(limit) {
+        let waiting = format!("waiting for daemon {} to quit", record.name);
+        match ui.waiting(&waiting, || control.quit(limit)) {
             Ok(said) if said.is_empty() => {}
             Ok(said) => return self.refused(ui, locked, record, process, said),
             Err(AskError::Call(RunError::Interrupted(signal))) => {
@@ -261,7 +262,7 @@ impl Stop<'_> {
             Err(_) => {}
         }
         let left = deadline.saturating_sub(self.host.clock.monotonic());
-        if self.wait_for_end(process, left)? {
+        if ui.waiting(&waiting, || self.wait_for_end(process, left))? {
             return self.finish(locked, record);
         }
         let seconds = limit.as_secs();
@@ -272,8 +273,11 @@ impl Stop<'_> {
             ));
             let limit = Duration::from_secs(CUT_OFF) + END_LIMIT;
             // Whatever it answers, its process will tell.
-            let _ = control.quit_after(CUT_OFF, limit);
-            if self.wait_for_end(process, END_LIMIT)? {
+            let ended = ui.waiting(&waiting, || {
+                let _ = control.quit_after(CUT_OFF, limit);
+                self.wait_for_end(process, END_LIMIT)
+            });
+            if ended? {
                 return self.finish(locked, record);
             }
         }
@@ -349,7 +353,8 @@ impl Stop<'_> {
     }
 
     fn end_one(&self, ui: &mut Ui<'_>, record: &DaemonRecord, one: &Running) -> Result<(), Error> {
-        if daemon::terminate(self.host, one, END_LIMIT)? {
+        let waiting = format!("waiting for {} to end", one.id);
+        if ui.waiting(&waiting, || daemon::terminate(self.host, one, END_LIMIT))? {
             return Ok(());
         }
         if self.force {
@@ -357,7 +362,7 @@ impl Stop<'_> {
                 "{} gets SIGKILL: work in flight may leave the GPU undefined until all its clients have ended",
                 one.id
             ));
-            if daemon::kill(self.host, one, END_LIMIT)? {
+            if ui.waiting(&waiting, || daemon::kill(self.host, one, END_LIMIT))? {
                 return Ok(());
             }
         }

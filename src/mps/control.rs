@@ -20,6 +20,12 @@ use crate::runner::{Finished, Invocation, Mode, RunError};
 pub const CONTROL: &str = "nvidia-cuda-mps-control";
 const SERVER: &str = "nvidia-cuda-mps-server";
 
+/// The arguments that make the control program the daemon.
+const DETACHED: &str = "-d";
+const FOREGROUND: &str = "-f";
+/// The question that every daemon answers.
+const SERVERS: &str = "get_server_list";
+
 /// `-d` takes 3 to 6 ms. A loaded machine gets a thousand times that.
 const LAUNCH_LIMIT: Duration = Duration::from_secs(10);
 
@@ -152,28 +158,40 @@ impl<'h> Control<'h> {
         call
     }
 
+    /// The calls that `launch`, or `foreground`, and then the first question make. The marker of a question is another
+    /// one each time.
+    pub fn calls_of_a_start(&self, gpus: &[GpuUuid], foreground: bool) -> [Invocation; 2] {
+        let flag = if foreground { FOREGROUND } else { DETACHED };
+        let mode = Mode::Captured(LAUNCH_LIMIT);
+        let script = script(SERVERS, &self.next_marker());
+        [
+            self.daemon_call(flag, gpus, mode),
+            self.question_call(&script, mode),
+        ]
+    }
+
     /// Launches the daemon detached. Exit 0 means that it listens, not yet that it answers.
     pub fn launch(&self, gpus: &[GpuUuid]) -> Result<Finished, RunError> {
-        let call = self.daemon_call("-d", gpus, Mode::Captured(LAUNCH_LIMIT));
+        let call = self.daemon_call(DETACHED, gpus, Mode::Captured(LAUNCH_LIMIT));
         self.host.runner.run(&call)
     }
 
     /// Runs the daemon as our child until it ends.
     pub fn foreground(&self, gpus: &[GpuUuid]) -> Result<Finished, RunError> {
-        let call = self.daemon_call("-f", gpus, Mode::Foreground);
+        let call = self.daemon_call(FOREGROUND, gpus, Mode::Foreground);
         self.host.runner.run(&call)
     }
 
     /// Asks one question and returns the answer's text. The exit status is no answer: refusals and unknown commands
     /// exit with 0.
     pub fn ask(&self, question: &str, limit: Duration) -> Result<String, AskError> {
-        let (answer, _) = self.session(limit, |marker| format!("{question}\n{marker}\n"))?;
+        let (answer, _) = self.session(limit, |marker| script(question, marker))?;
         Ok(answer)
     }
 
     /// The pids of the daemon's servers.
     pub fn servers(&self, limit: Duration) -> Result<Vec<i32>, AskError> {
-        let answer = self.ask("get_server_list", limit)?;
+        let answer = self.ask(SERVERS, limit)?;
         Ok(pids(&answer))
     }
 
@@ -218,10 +236,8 @@ impl<'h> Control<'h> {
             if left().is_zero() {
                 return Err(AskError::Dropped(last));
             }
-            let number = self.questions.fetch_add(1, Ordering::Relaxed);
-            let marker = format!("uni-cumps-{}-{number}", std::process::id());
-            let mode = Mode::Captured(left());
-            let call = self.call("ask the control daemon", &[], &script(&marker), mode);
+            let marker = self.next_marker();
+            let call = self.question_call(&script(&marker), Mode::Captured(left()));
             let finished = match self.host.runner.run(&call) {
                 Ok(finished) => finished,
                 Err(RunError::TimedOut(_)) => return Err(AskError::Silent(limit)),
@@ -248,6 +264,16 @@ impl<'h> Control<'h> {
             self.host.clock.sleep(pause.min(left()));
             pause = (pause * 2).min(Duration::from_millis(100));
         }
+    }
+
+    fn question_call(&self, script: &str, mode: Mode) -> Invocation {
+        self.call("ask the control daemon", &[], script, mode)
+    }
+
+    /// A word that no daemon knows and no other session uses.
+    fn next_marker(&self) -> String {
+        let number = self.questions.fetch_add(1, Ordering::Relaxed);
+        format!("uni-cumps-{}-{number}", std::process::id())
     }
 
     /// How many sessions in a row must succeed without an echo until the control program is believed to have none.
@@ -282,6 +308,11 @@ impl<'h> Control<'h> {
         // It ends when the file is closed.
         locked.map(|()| Some(directory)).ok_or(AskError::Busy)
     }
+}
+
+/// A session of one question.
+fn script(question: &str, marker: &str) -> String {
+    format!("{question}\n{marker}\n")
 }
 
 /// The pids of an answer that has one on each line; any other line is a message.

@@ -11,6 +11,7 @@ mod checks;
 mod comfort;
 mod directories;
 mod doctor;
+mod dry_run;
 mod env;
 mod prune;
 mod races;

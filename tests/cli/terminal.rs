@@ -201,3 +201,31 @@ fn piped(machine: &Sandbox, command: &str, mask: &str) -> String {
     let done = call.env("CUDA_VISIBLE_DEVICES", mask).finish();
     done.text() + &done.stderr
 }
+
+#[test]
+fn a_long_wait_is_shown_to_a_person_and_leaves_nothing_behind() {
+    let machine = Sandbox::new();
+    machine.start(&["--name", "a"]);
+    machine.conduct("quit ignored");
+    machine.run(["stop"]).succeeds();
+    machine.start(&["--name", "a"]);
+    let text = seen(on_a_terminal(&machine, "stop --timeout 1"));
+    assert!(
+        text.contains("\r\x1b[K| waiting for daemon a to quit (0 s)\r"),
+        "{text:?}"
+    );
+    assert!(
+        text.contains("\r\x1b[K/ waiting for daemon a to quit (0 s)\r"),
+        "{text:?}"
+    );
+    let last = text.rfind("waiting for daemon a").unwrap();
+    assert!(text[last..].contains("\r\x1b[K"), "{text:?}");
+    for args in ["-q stop --timeout 1", "-v stop --timeout 1"] {
+        machine.start(&["--name", "a"]);
+        let text = seen(on_a_terminal(&machine, args));
+        assert!(!text.contains("waiting for"), "{args}: {text:?}");
+    }
+    machine.start(&["--name", "a"]);
+    let piped = machine.run(["stop", "--timeout", "1"]).succeeds();
+    assert!(!piped.stderr.contains("waiting for"), "{piped:?}");
+}

@@ -23,15 +23,15 @@ const SESSION: Duration = Duration::from_millis(100);
 const END_LIMIT: Duration = Duration::from_secs(3);
 
 /// A daemon that is to be.
-pub struct Launch<'l> {
+pub(super) struct Launch<'l> {
     /// The machine.
-    pub host: &'l Host,
+    pub(super) host: &'l Host,
     /// The control program for the daemon's directories.
-    pub control: &'l Control<'l>,
+    pub(super) control: &'l Control<'l>,
     /// Where it works; created before.
-    pub directories: &'l Directories,
+    pub(super) directories: &'l Directories,
     /// What it serves.
-    pub gpus: &'l [GpuUuid],
+    pub(super) gpus: &'l [GpuUuid],
 }
 
 impl Launch<'_> {
@@ -43,7 +43,7 @@ impl Launch<'_> {
     ///
     /// `may_join` says whether a daemon of ours that was faster is as good: an interrupted start may have launched one
     /// that came up only now.
-    pub fn detached<T>(
+    pub(super) fn detached<T>(
         &self,
         may_join: impl Fn(&Running) -> bool,
         record: impl FnOnce(&Running) -> Result<T, Error>,
@@ -75,7 +75,7 @@ impl Launch<'_> {
     }
 
     /// Runs the daemon with `-f` as our child until it ends. Its process is handed to `record` once it is ready.
-    pub fn foreground(
+    pub(super) fn foreground(
         &self,
         record: impl FnOnce(&Running) -> Result<(), Error>,
     ) -> Result<Finished, Error> {
@@ -114,7 +114,7 @@ impl Launch<'_> {
     }
 
     /// Waits until a daemon that runs already answers.
-    pub fn answers(&self) -> Result<Running, Error> {
+    pub(super) fn answers(&self) -> Result<Running, Error> {
         let log = LogMark::set(self.host, &self.directories.log);
         self.wait_until_ready(&log, || None)
     }

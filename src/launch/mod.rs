@@ -1,0 +1,368 @@
+//! Starting a daemon of the user's own: what is wanted (`Wanted`), whether and how it may be (`decide`), and bringing it
+//! up until it is recorded (`bring_up`).
+
+mod bring_up;
+mod decide;
+
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use crate::daemon;
+use crate::error::Error;
+use crate::gpu::{ComputeMode, GpuUuid};
+use crate::host::Host;
+use crate::mps::{self, CONTROL, Control};
+use crate::nvidia_smi::{self, Discovery};
+use crate::process::{self, Running};
+use crate::record::{DaemonName, DaemonRecord, Place, ProcessId};
+use crate::runner::{Finished, hold_signals};
+use crate::runtime_dir::{self, Directories};
+use crate::store::{Entry, Locked, Store};
+use crate::topology::{self, Plan};
+use crate::ui::Ui;
+use bring_up::Launch;
+pub use bring_up::end_unannounced;
+use decide::{Decision, Way};
+
+/// What the user asks for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Request<'r> {
+    /// The GPU: an index or a UUID, or the only visible one.
+    pub gpus: Option<&'r str>,
+    /// The daemon's label, or the default one of the GPU.
+    pub name: Option<&'r str>,
+    /// The pipe directory, or the default one.
+    pub pipe_dir: Option<&'r Path>,
+    /// The log directory, or the default one.
+    pub log_dir: Option<&'r Path>,
+    /// Also for a GPU that another daemon of the user's serves.
+    pub force: bool,
+}
+
+/// A daemon that is to be. Nothing has been touched for it yet.
+pub struct Wanted<'h> {
+    host: &'h Host,
+    plan: Plan,
+    name: DaemonName,
+    directories: Directories,
+    control: Control<'h>,
+    here: Place,
+    force: bool,
+    notes: Vec<String>,
+}
+
+impl<'h> Wanted<'h> {
+    /// Finds out which GPU and which directories are meant; calls nvidia-smi.
+    pub fn of(host: &'h Host, request: Request<'_>) -> Result<Self, Error> {
+        let discovery = nvidia_smi::discover(host)?;
+        let mask = host.env.visible_devices();
+        let plan = topology::resolve(request.gpus, &discovery.gpus, mask.as_deref())
+            .map_err(|error| discovery.explain(error))?;
+        let name = match request.name {
+            Some(name) if !name.is_empty() => name.parse()?,
+            _ => DaemonName::for_gpu(&plan.gpu.uuid)?,
+        };
+        let (directories, path_notes) =
+            runtime_dir::plan(host, &name, request.pipe_dir, request.log_dir)?;
+        let control = Control::find(host, &directories.pipe, &directories.log)
+            .ok_or(Error::NoProgram(CONTROL))?;
+        let notes = path_notes
+            .into_iter()
+            .chain(gpu_notes(&discovery, &plan, mask.as_deref()))
+            .chain(environment_notes(host, &directories))
+            .chain(server_note(&control))
+            .collect();
+        Ok(Self {
+            host,
+            plan,
+            name,
+            directories,
+            control,
+            here: process::place(host),
+            force: request.force,
+            notes,
+        })
+    }
+
+    /// Starts the daemon and returns its record. It answers by then.
+    pub fn start(&self, ui: &mut Ui<'_>) -> Result<DaemonRecord, Error> {
+        let store = Store::of(self.host)?;
+        let locked = self.lock(ui, &store)?;
+        // From here on we would leave something behind.
+        let _held = hold_signals();
+        match self.prepare(ui, &store, &locked)? {
+            Way::Adopt(process) => self.adopt(ui, &locked, &process),
+            Way::Launch => ui
+                .waiting("waiting for the daemon's first answer", || {
+                    let put = |process: &Running| self.put(&locked, process);
+                    self.launch(&[self.gpu()])
+                        .detached(|found| self.may_join(found), put)
+                })
+                .map_err(|failure| self.take_back(&locked, failure)),
+        }
+    }
+
+    /// Runs the daemon until it ends. Its record is handed to `ready` as soon as it answers.
+    pub fn foreground(
+        &self,
+        ui: &mut Ui<'_>,
+        ready: impl FnOnce(&mut Ui<'_>, &DaemonRecord),
+    ) -> Result<Finished, Error> {
+        let store = Store::of(self.host)?;
+        let locked = self.lock(ui, &store)?;
+        let _held = hold_signals();
+        if let Way::Adopt(process) = self.prepare(ui, &store, &locked)? {
+            // It has another parent than us, and nobody can change that.
+            let record = self.adopt(ui, &locked, &process)?;
+            return Err(Error::AlreadyLive {
+                name: record.name,
+                pid: process.id.pid,
+            });
+        }
+        let finished = self
+            .launch(&[self.gpu()])
+            .foreground(|process| {
+                ready(ui, &self.put(&locked, process)?);
+                locked.release();
+                Ok(())
+            })
+            .map_err(|failure| self.take_back(&locked, failure))?;
+        self.forget_foreground(&store)?;
+        Ok(finished)
+    }
+
+    /// Shows what a start would do: the same decision without a lock, and then the calls. Nothing is touched.
+    /// Returns the record that there would be, its process not being known.
+    pub fn show(&self, ui: &mut Ui<'_>, foreground: bool) -> Result<DaemonRecord, Error> {
+        self.tell(ui);
+        let store = Store::of(self.host)?;
+        let entry = store.entry(&self.name);
+        if let Some(pid) = entry
+            .as_ref()
+            .and_then(|entry| daemon::launcher(self.host, &self.here, entry))
+        {
+            return Err(Error::Busy {
+                lock: store.lock_file(),
+                pid: Some(pid),
+            });
+        }
+        let decision = Decision::of(self, &store, entry.as_ref())?;
+        self.tell_decision(ui, &decision);
+        for note in runtime_dir::check(self.host, &self.directories)? {
+            ui.note(note);
+        }
+        if let Way::Adopt(process) = &decision.way {
+            ui.note(format!(
+                "{} runs already without a record and would be recorded",
+                process.id
+            ));
+        }
+        ui.call(&nvidia_smi::call(self.host)?);
+        let [launch, question] = self.control.calls_of_a_start(&[self.gpu()], foreground);
+        if let Way::Launch = decision.way {
+            let missing = self.missing_directories();
+            if !missing.is_empty() {
+                ui.making(&missing);
+            }
+            ui.call_with_environment(&launch);
+        }
+        if !foreground {
+            ui.call_with_environment(&question);
+        }
+        let nobody = ProcessId {
+            pid: 0,
+            start_ticks: 0,
+        };
+        Ok(self.record(nobody))
+    }
+
+    fn missing_directories(&self) -> Vec<&Path> {
+        [&self.directories.pipe, &self.directories.log]
+            .into_iter()
+            .map(PathBuf::as_path)
+            .filter(|path| !self.host.root.at(path).exists())
+            .collect()
+    }
+
+    fn gpu(&self) -> GpuUuid {
+        self.plan.gpu.uuid.clone()
+    }
+
+    fn launch<'l>(&'l self, gpus: &'l [GpuUuid]) -> Launch<'l> {
+        Launch {
+            host: self.host,
+            control: &self.control,
+            directories: &self.directories,
+            gpus,
+        }
+    }
+
+    fn tell(&self, ui: &mut Ui<'_>) {
+        for note in &self.notes {
+            ui.note(note);
+        }
+    }
+
+    fn tell_decision(&self, ui: &mut Ui<'_>, decision: &Decision) {
+        if let Some(taken) = &decision.taken_all_the_same {
+            ui.note(format!("{taken}: their servers take turns on it"));
+        }
+        if let Some(left) = &decision.left_behind {
+            ui.note(format!(
+                "{} was left by an interrupted start and is ended",
+                left.id
+            ));
+        }
+    }
+
+    fn lock<'s>(&self, ui: &mut Ui<'_>, store: &'s Store<'_>) -> Result<Locked<'s>, Error> {
+        self.tell(ui);
+        store.lock(&self.name)
+    }
+
+    /// Refuses what must not be, before anything is touched, and then clears the way and writes the intent. The lock on
+    /// all records is held, so that no other start decides about the same GPU meanwhile.
+    fn prepare(
+        &self,
+        ui: &mut Ui<'_>,
+        store: &Store<'_>,
+        locked: &Locked<'_>,
+    ) -> Result<Way, Error> {
+        locked.with_all(|| {
+            let entry = locked.entry();
+            let mut decision = Decision::of(self, store, entry.as_ref())?;
+            self.tell_decision(ui, &decision);
+            if let Some(left) = decision.left_behind.take() {
+                end_unannounced(self.host, &left)?;
+                decision = Decision::of(self, store, entry.as_ref())?;
+            }
+            for note in runtime_dir::create(self.host, &self.directories)? {
+                ui.note(note);
+            }
+            if matches!(entry, Some(Entry::Record(_) | Entry::Damaged { .. })) {
+                locked.quarantine()?;
+            }
+            let us = i32::try_from(std::process::id()).unwrap_or_default();
+            let launcher = process::running(self.host, us).map_or(
+                ProcessId {
+                    pid: us,
+                    start_ticks: 0,
+                },
+                |running| running.id,
+            );
+            locked.put_intent(&self.record(launcher))?;
+            Ok(decision.way)
+        })
+    }
+
+    fn record(&self, process: ProcessId) -> DaemonRecord {
+        let now = self.host.clock.now().duration_since(UNIX_EPOCH);
+        DaemonRecord {
+            name: self.name.clone(),
+            uid: self.host.uid,
+            place: self.here.clone(),
+            topology_mode: self.plan.mode,
+            gpu_uuids: vec![self.gpu()],
+            gpu_indices: vec![self.plan.gpu.index],
+            pipe_directory: self.directories.pipe.clone(),
+            log_directory: self.directories.log.clone(),
+            process,
+            created_at: now.unwrap_or_default().as_secs_f64(),
+            unknown: serde_json::Map::new(),
+        }
+    }
+
+    fn put(&self, locked: &Locked<'_>, process: &Running) -> Result<DaemonRecord, Error> {
+        let record = self.record(process.id);
+        locked.put(&record)?;
+        Ok(record)
+    }
+
+    /// Records a daemon that runs already, once it answers. Where it logs, only its own environment knows.
+    fn adopt(
+        &self,
+        ui: &mut Ui<'_>,
+        locked: &Locked<'_>,
+        process: &Running,
+    ) -> Result<DaemonRecord, Error> {
+        self.launch(&[]).answers()?;
+        let mut record = self.record(process.id);
+        if let Some(log) = process::variable_of(self.host, process.id.pid, "CUDA_MPS_LOG_DIRECTORY")
+        {
+            record.log_directory = log.into();
+        }
+        locked.put(&record)?;
+        ui.note(format!(
+            "{} ran already in {:?} without a record; it is recorded again",
+            process.id, record.pipe_directory
+        ));
+        Ok(record)
+    }
+
+    /// Takes the intent back after a failed launch. Where something is left running, the intent stays, so that the next
+    /// command knows where to look.
+    fn take_back(&self, locked: &Locked<'_>, failure: Error) -> Error {
+        if !matches!(failure, Error::LeftRunning { .. }) {
+            mps::clear(self.host, &self.directories.pipe);
+            runtime_dir::remove_if_empty(self.host, &self.directories.pipe);
+            // What is left of it is an intent without a daemon, which the next start overwrites.
+            let _ = locked.remove();
+        }
+        failure
+    }
+
+    /// The foreground daemon has ended: its record goes, unless somebody has started another one meanwhile.
+    fn forget_foreground(&self, store: &Store<'_>) -> Result<(), Error> {
+        let locked = store.lock(&self.name)?;
+        let Some(Entry::Record(record)) = locked.entry() else {
+            return Ok(());
+        };
+        let daemon = daemon::observe(self.host, &self.here, record);
+        if daemon.state.is_over() {
+            daemon::forget(self.host, &locked, &daemon.record)?;
+        }
+        Ok(())
+    }
+}
+
+/// What the caller should know about the GPU.
+fn gpu_notes(discovery: &Discovery, plan: &Plan, mask: Option<&str>) -> Vec<String> {
+    let mut notes = discovery.messages.clone();
+    if discovery.compute_mode(&plan.gpu) == Some(&ComputeMode::Prohibited) {
+        notes.push(format!(
+            "GPU {} has compute mode Prohibited and takes no program; an administrator can change it: sudo nvidia-smi -i {} -c DEFAULT",
+            plan.gpu, plan.gpu.index
+        ));
+    }
+    if let Some(mask) = mask
+        && !topology::visible(&discovery.gpus, Some(mask)).shows(&plan.gpu)
+    {
+        notes.push(format!(
+            "CUDA_VISIBLE_DEVICES={mask:?} hides GPU {}; --gpus goes before it",
+            plan.gpu
+        ));
+    }
+    notes
+}
+
+/// The variables of the caller that the daemon does not get, since it would hand them to all its servers.
+fn environment_notes(host: &Host, directories: &Directories) -> Vec<String> {
+    let ours = [
+        ("CUDA_MPS_PIPE_DIRECTORY", &directories.pipe),
+        ("CUDA_MPS_LOG_DIRECTORY", &directories.log),
+    ];
+    let ambient = host.env.all().filter_map(|(key, value)| {
+        let key = key.to_str().filter(|key| key.starts_with("CUDA_MPS_"))?;
+        let same = ours
+            .iter()
+            .any(|(name, path)| *name == key && path.as_os_str() == value);
+        (!same).then(|| format!("{key}={value:?} of your environment is not passed to the daemon"))
+    });
+    ambient.collect()
+}
+
+fn server_note(control: &Control<'_>) -> Option<String> {
+    control.server_program().is_none().then(|| {
+        "nvidia-cuda-mps-server was found neither on PATH nor beside the control program: programs will fail with CUDA error 805".to_owned()
+    })
+}

@@ -1,5 +1,6 @@
 //! The command line as types. Their doc comments are the help text.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
@@ -7,6 +8,7 @@ use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 
 use crate::env_file::Format;
+use crate::limits::{MemoryLimit, Priority, ThreadPercentage};
 use crate::shell::Shell;
 
 /// The name of the program, by which shells find what completes its command line.
@@ -97,6 +99,8 @@ pub enum Command {
     Stop(StopArgs),
     /// Print the environment of a recorded daemon's clients
     Env(EnvArgs),
+    /// Run a program as a client of a recorded daemon
+    Run(RunArgs),
     /// Remove what daemons that are gone have left behind
     Prune(PruneArgs),
     /// Prove that a learner and a collector share one GPU through MPS; changes nothing
@@ -261,6 +265,55 @@ impl EnvArgs {
             "--unset goes with --format shell, json or systemd: the other forms can set a variable to nothing, which hides every GPU, but cannot take it away",
         )
     }
+}
+
+/// `run`
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// The daemon's label [default: the only live daemon]
+    #[arg(long)]
+    pub name: Option<String>,
+    /// The daemon that serves this GPU: nvidia-smi's index or a UUID
+    #[arg(
+        long,
+        value_name = "GPU",
+        allow_negative_numbers = true,
+        conflicts_with = "name"
+    )]
+    pub gpu: Option<String>,
+    /// The daemon of this process's rank among those of its node, as torchrun, srun or mpirun tell it
+    #[arg(long, conflicts_with_all = ["name", "gpu", "start"])]
+    pub by_rank: bool,
+    /// The most of the GPU's threads that the program may occupy, in percent: 1 to 100
+    #[arg(long, value_name = "PCT")]
+    pub threads: Option<ThreadPercentage>,
+    /// The most memory that the program may take on each GPU: a whole number with M, MB or MiB for 1048576 bytes, or G, GB
+    /// or GiB for 1024 times as much
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<MemoryLimit>,
+    /// Whose work goes first
+    #[arg(long, value_enum)]
+    pub priority: Option<Priority>,
+    /// Stay with the program, and end it with status 125 unless one of its processes is a client of the daemon within
+    /// this time [default: 30]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "30",
+        value_parser = clap::value_parser!(u64).range(1..=86_400)
+    )]
+    pub require_mps: Option<u64>,
+    /// Start the daemon if it is not live
+    #[arg(long)]
+    pub start: bool,
+    /// Only show the program calls, ready to paste; nothing is touched
+    #[arg(long)]
+    pub dry_run: bool,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
+    pub command: Vec<OsString>,
 }
 
 /// `prune`

@@ -384,28 +384,30 @@ pub fn client_notes(host: &Host, daemon: &Observed) -> Vec<String> {
             record.name
         )
     });
+    let stopped = matches!(daemon.state, State::NotAnswering(_)).then(|| {
+        format!(
+            "daemon {} is stopped and does not answer; programs wait for it: kill -CONT {}",
+            record.name, record.process.pid
+        )
+    });
     let mask = host.env.visible_devices();
-    let mask = mask.filter(|mask| names_other_gpus(mask, &record.gpu_uuids)).map(|mask| {
+    let mask = mask.filter(|mask| gpu::names_none_of(mask, &record.gpu_uuids)).map(|mask| {
         format!(
             "CUDA_VISIBLE_DEVICES={mask:?} of your environment names no GPU of daemon {}, and is replaced",
             record.name
         )
     });
-    ipc.into_iter().chain(mask).collect()
+    [stopped, ipc, mask].into_iter().flatten().collect()
 }
 
-/// Whether a mask names GPUs, and none of these. What an index means only nvidia-smi knows.
-fn names_other_gpus(mask: &str, gpus: &[GpuUuid]) -> bool {
-    let mut entries = gpu::entries(mask).peekable();
-    entries.peek().is_some()
-        && entries.all(|entry| {
-            gpu::parse_index(entry).is_none()
-                && entry != "all"
-                && !gpus.iter().any(|gpu| {
-                    gpu.is_abbreviated_by(entry)
-                        || entry.parse().is_ok_and(|uuid: GpuUuid| uuid == *gpu)
-                })
-        })
+/// The only daemon that serves this GPU.
+pub fn of_gpu(host: &Host, store: &Store<'_>, gpu: &GpuUuid) -> Result<Observed, Error> {
+    let (mut daemons, _) = observe_all(host, store)?;
+    daemons.retain(|daemon| daemon.record.gpu_uuids.contains(gpu));
+    only_one(daemons).map_err(|error| match error {
+        Error::NoLiveDaemon => Error::NoDaemonForGpu(gpu.clone()),
+        error => error,
+    })
 }
 
 /// The refusal to touch another user's record.

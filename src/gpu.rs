@@ -256,6 +256,19 @@ impl FromStr for Selector {
     }
 }
 
+/// Whether a mask names GPUs by UUID, and none of these. What an index means only nvidia-smi knows.
+pub fn names_none_of(mask: &str, gpus: &[GpuUuid]) -> bool {
+    let names_one = |entry: &str| {
+        let uuid = entry.parse().ok();
+        parse_index(entry).is_some()
+            || entry == "all"
+            || gpus
+                .iter()
+                .any(|gpu| gpu.is_abbreviated_by(entry) || uuid.as_ref() == Some(gpu))
+    };
+    entries(mask).next().is_some() && !entries(mask).any(names_one)
+}
+
 /// The entries of a comma-separated list, without blanks and empty ones.
 pub fn entries(list: &str) -> impl Iterator<Item = &str> {
     list.split(',')

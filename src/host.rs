@@ -131,6 +131,7 @@ impl Host {
     /// This machine. Moves the process to `/`, so that no child that lives on keeps the caller's directory busy.
     pub fn this_machine() -> io::Result<Self> {
         let cwd = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
+        let runner = SystemRunner::new()?;
         std::env::set_current_dir("/")?;
         Ok(Self {
             root: Root::new("/"),
@@ -139,7 +140,7 @@ impl Host {
             ourselves: std::env::current_exe()?,
             uid: nix::unistd::geteuid().as_raw(),
             clock: Box::new(SystemClock::default()),
-            runner: Box::new(SystemRunner::new()?),
+            runner: Box::new(runner),
         })
     }
 

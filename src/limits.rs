@@ -32,7 +32,7 @@ pub enum LimitError {
     Percentage,
     /// Not a size. NVIDIA reads `1.5G` and `1T` as 1 MiB, and `0G` as no limit.
     #[error(
-        "it must be a whole number with one of the units M, MB, MiB (1024² bytes), G, GB, GiB (1024³ bytes), such as 512M or 10GiB"
+        "it must be a whole number with M, MB or MiB for 1048576 bytes, or G, GB or GiB for 1024 times as much, such as 512M or 10GiB"
     )]
     Size,
     /// More than any GPU has; NVIDIA's number would wrap around.

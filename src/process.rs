@@ -143,6 +143,11 @@ pub fn program_name(host: &Host, pid: i32) -> Option<String> {
     Some(program.rsplit('/').next()?.to_owned())
 }
 
+/// Whether we may see a process's environment and memory map.
+pub fn may_be_looked_at(host: &Host, pid: i32) -> bool {
+    fs::File::open(proc_path(host, pid, "environ")).is_ok()
+}
+
 /// Whether a process is in our namespace of this kind, such as `ipc`; `None` where the kernel does not let us see.
 pub fn shares_namespace(host: &Host, pid: i32, kind: &str) -> Option<bool> {
     let link = |of: &str| fs::read_link(host.root.at(format!("/proc/{of}/ns/{kind}"))).ok();
@@ -167,19 +172,39 @@ pub fn children_of(host: &Host, pid: i32) -> Vec<Running> {
     }
 }
 
-/// The pids of a process and of all that it has started, as far as they still have it as an ancestor.
-pub fn family_of(host: &Host, pid: i32) -> Vec<i32> {
-    let mut family = vec![pid];
+/// All running processes that a process has started, as far as they still have it as an ancestor.
+pub fn descendants_of(host: &Host, pid: i32) -> Vec<Running> {
+    let mut found = children_of(host, pid);
     let mut next = 0;
-    while let Some(parent) = family.get(next).copied() {
+    while let Some(parent) = found.get(next).map(|process| process.id.pid) {
         next += 1;
         for child in children_of(host, parent) {
-            if !family.contains(&child.id.pid) {
-                family.push(child.id.pid);
+            if !found.iter().any(|known| known.id == child.id) {
+                found.push(child);
             }
         }
     }
-    family
+    found
+}
+
+/// Ends a family of processes of ours, whoever joins it meanwhile: first with SIGTERM, after `limit` with SIGKILL. What is
+/// still there after as long again is returned.
+pub fn end_all(host: &Host, family: &dyn Fn() -> Vec<Running>, limit: Duration) -> Vec<Running> {
+    let signal_all = |signal: fn(&Handle) -> io::Result<()>| {
+        let members = family();
+        for member in &members {
+            // One that is gone, or that may not be signalled, shows at the next look.
+            let _ = Handle::of(host, member.id).map(|handle| handle.map(|handle| signal(&handle)));
+        }
+        members.is_empty().then_some(())
+    };
+    let ended = signal_all(Handle::terminate)
+        .or_else(|| host.wait_for(limit, || family().is_empty().then_some(())))
+        .or_else(|| host.wait_for(limit, || signal_all(Handle::kill)));
+    match ended {
+        Some(()) => Vec::new(),
+        None => family(),
+    }
 }
 
 /// The running processes of this user that were called as `program` with this variable in their environment.

@@ -103,6 +103,20 @@ impl Plan {
     }
 }
 
+/// The only entry of a selector.
+pub fn only_item(text: &str) -> Result<SelectorItem, Error> {
+    let items = match text.parse()? {
+        Selector::List(items) => items,
+        Selector::All => Vec::new(),
+    };
+    match <[SelectorItem; 1]>::try_from(items) {
+        Ok([item]) => Ok(item),
+        Err(_) => Err(Error::SeveralSelected {
+            selector: text.trim().to_owned(),
+        }),
+    }
+}
+
 /// Decides which GPU is meant. An explicit selector may name any GPU of the machine; without one, exactly one GPU must
 /// be visible under the caller's mask.
 pub fn resolve(selector: Option<&str>, gpus: &[Gpu], mask: Option<&str>) -> Result<Plan, Error> {
@@ -110,22 +124,14 @@ pub fn resolve(selector: Option<&str>, gpus: &[Gpu], mask: Option<&str>) -> Resu
     let Some(text) = selector else {
         return sole_visible(&usable, gpus, mask);
     };
-    let items = match text.parse()? {
-        Selector::List(items) => items,
-        Selector::All => Vec::new(),
-    };
-    let [item] = items.as_slice() else {
-        return Err(Error::SeveralSelected {
-            selector: text.trim().to_owned(),
-        });
-    };
+    let item = only_item(text)?;
     if usable.is_empty() && gpus.is_empty() {
         return Err(Error::NoGpu { diagnostic: None });
     }
     Ok(Plan {
         selector: item.text().to_owned(),
         mode: TopologyMode::SingleGpu,
-        gpu: selected(item, &usable, gpus)?,
+        gpu: selected(&item, &usable, gpus)?,
     })
 }
 

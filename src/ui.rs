@@ -12,7 +12,7 @@ use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
 use crate::cli::{Show, When};
 use crate::error::Error;
-use crate::runner::{CommandRunner, Finished, Invocation, RunError, Status};
+use crate::runner::{CommandRunner, Finished, Invocation, Mode, RunError, Status};
 use crate::shell;
 
 /// How a cell or a line is to be taken.
@@ -113,9 +113,15 @@ impl<'w> Ui<'w> {
         }
     }
 
-    /// A call that would be made by somebody with the caller's environment, as a line of shell.
-    pub fn call(&mut self, call: &Invocation) {
-        self.verbatim(&format!("{}\n", command_line(call, "")));
+    /// A call that would be made with the caller's environment and these variables, as a line of shell.
+    pub fn call_with(&mut self, call: &Invocation, variables: &[(&str, String)]) {
+        let variables = variables
+            .iter()
+            .map(|(key, value)| format!("{key}={} ", shell::quote(value)));
+        self.verbatim(&format!(
+            "{}\n",
+            command_line(call, &variables.collect::<String>())
+        ));
     }
 
     /// A call that would be made with no variables but its own, as a line of shell.
@@ -291,6 +297,10 @@ pub struct Traced(pub Box<dyn CommandRunner>);
 
 impl CommandRunner for Traced {
     fn run(&self, call: &Invocation) -> Result<Finished, RunError> {
+        if call.mode == Mode::Replacing {
+            // Nobody is here afterwards.
+            trace("takes our place", call);
+        }
         let begun = Instant::now();
         let result = self.0.run(call);
         let milliseconds = begun.elapsed().as_secs_f64() * 1e3;
@@ -305,11 +315,15 @@ impl CommandRunner for Traced {
             }) => format!("signal {signal}"),
             Err(error) => error.to_string(),
         };
-        let line = printable(&command_line(call, &cuda_variables(call)));
-        // A call of a thread is told while another thread prints; nobody could be told of a failure.
-        let _ = writeln!(io::stderr(), "trace: {milliseconds:.1} ms, {end}: {line}");
+        trace(&format!("{milliseconds:.1} ms, {end}"), call);
         result
     }
+}
+
+fn trace(how: &str, call: &Invocation) {
+    let line = printable(&command_line(call, &cuda_variables(call)));
+    // A call of a thread is told while another thread prints; nobody could be told of a failure.
+    let _ = writeln!(io::stderr(), "trace: {how}: {line}");
 }
 
 /// A call as one line of shell, with this in front of the program.

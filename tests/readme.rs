@@ -84,6 +84,7 @@ fn every_command_and_flag_of_the_help_is_in_the_table_of_commands() {
         "start",
         "stop",
         "env",
+        "run",
         "prune",
         "validate",
         "completions",

@@ -126,7 +126,8 @@ impl Conduct {
 /// `answers never`: the daemon takes questions and says nothing. `answers no-daemon`: the front-end finds nobody.
 /// `echo no`: unknown commands are not echoed. `quit TEXT`: refused with this text and status 0.
 /// `quit ignored`: accepted, and nothing happens. `servers PID`: what `get_server_list` answers. `clients PID PID…`: what
-/// `get_client_list` answers; the word `asker` stands for whoever asks.
+/// `get_client_list` answers; the word `asker` stands for whoever asks. `clients-in FILE`: likewise the pids that stand in
+/// the file then.
 pub(crate) fn control() -> ExitCode {
     let conduct = Conduct::read();
     match std::env::args().nth(1).as_deref() {
@@ -360,7 +361,9 @@ fn reply(command: &str, asker: &str, privileged: bool, conduct: &Conduct) -> (St
             Some(servers) => (format!("{servers}\n"), false),
         },
         "get_client_list" => {
-            let clients = conduct.text("clients").unwrap_or_default();
+            let file = conduct.text("clients-in").map(fs::read_to_string);
+            let file = file.and_then(Result::ok).unwrap_or_default();
+            let clients = conduct.text("clients").unwrap_or_default().to_owned() + " " + &file;
             let lines: Vec<String> = clients
                 .split_whitespace()
                 .map(|client| client.replace("asker", asker))

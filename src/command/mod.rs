@@ -6,6 +6,7 @@ mod env;
 mod look;
 mod man;
 mod prune;
+mod run;
 mod start;
 mod status;
 mod stop;
@@ -23,6 +24,12 @@ use crate::ui::Ui;
 /// Runs one command and shows its failure.
 pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
     let (result, json) = match command {
+        Command::Run(args) => {
+            return run::run(host, ui, args).unwrap_or_else(|error| {
+                ui.failure(&error, false);
+                run::exit_status(&error)
+            });
+        }
         Command::Status(args) => (status::run(host, ui, args), args.json),
         Command::Doctor(args) => (doctor::run(host, ui, args), args.json),
         Command::Start(args) => (start::run(host, ui, args), false),

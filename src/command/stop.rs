@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::attachment;
 use crate::cli::StopArgs;
 use crate::daemon::{self, Observed, State, Unrecorded};
 use crate::error::Error;
@@ -295,16 +296,14 @@ impl Stop<'_> {
 
     /// Says whom the end of the daemon will hit.
     fn name_clients(&self, ui: &mut Ui<'_>, control: &Control<'_>, record: &DaemonRecord) {
-        let servers = control.servers(CLIENTS_LIMIT).unwrap_or_default();
-        for server in servers {
-            for client in control.clients(server, CLIENTS_LIMIT).unwrap_or_default() {
-                let program = process::program_name(self.host, client);
-                let program = program.unwrap_or_else(|| "?".to_owned());
-                ui.note(format!(
-                    "pid {client} ({program}) is a client of {}",
-                    record.name
-                ));
-            }
+        for client in attachment::clients_of(control, CLIENTS_LIMIT).unwrap_or_default() {
+            let program = process::program_name(self.host, client.pid);
+            ui.note(format!(
+                "pid {} ({}) is a client of {}",
+                client.pid,
+                program.as_deref().unwrap_or("?"),
+                record.name
+            ));
         }
     }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::attachment;
 use crate::cli::{SharingMode, ValidateArgs};
 use crate::driver::{self, DriverFailure};
 use crate::error::{Error, Unmet};
@@ -197,7 +198,7 @@ fn together(host: &Host, ui: &mut Ui<'_>, args: &ValidateArgs) -> Result<u8, Err
     let [first, second] = args.pids.as_slice() else {
         return Err(Unmet::NotTogether("--pid must be given twice".to_owned()).into());
     };
-    let places = [find(host, *first)?, find(host, *second)?];
+    let places = find(host, [*first, *second])?;
     let shared = match &places {
         [a, b] if a.server.is_none() || b.server.is_none() => Err(format!(
             "pid {} is not a client of any MPS server that can be asked",
@@ -248,50 +249,61 @@ fn together(host: &Host, ui: &mut Ui<'_>, args: &ValidateArgs) -> Result<u8, Err
     }
 }
 
-/// Looks for a process among the clients of every daemon that we know of.
-fn find(host: &Host, pid: i32) -> Result<Place, Error> {
-    if process::running(host, pid).is_none() {
-        return Err(Unmet::NotTogether(format!("pid {pid} does not run")).into());
-    }
-    let family = process::family_of(host, pid);
-    let (daemons, _) = crate::daemon::observe_all(host, &Store::of(host)?)?;
-    let recorded = daemons
+/// Looks for each process among the clients of every daemon that we know of.
+fn find(host: &Host, pids: [i32; 2]) -> Result<[Place; 2], Error> {
+    let families = pids.map(|pid| {
+        let descendants = process::descendants_of(host, pid);
+        let family: Vec<i32> = descendants
+            .iter()
+            .map(|process| process.id.pid)
+            .chain([pid])
+            .collect();
+        family
+    });
+    if let Some(gone) = pids
         .into_iter()
-        .filter(|daemon| daemon.state.reachable())
-        .map(|daemon| {
-            (
-                daemon.record.pipe_directory.clone(),
-                Some(daemon.record.gpu_list()),
-            )
-        });
-    let mut pipes: Vec<(PathBuf, Option<String>)> = recorded.collect();
-    let ambient = runtime_dir::effective_pipe(host);
-    if !pipes.iter().any(|(pipe, _)| *pipe == ambient) {
-        pipes.push((ambient, None));
+        .find(|pid| process::running(host, *pid).is_none())
+    {
+        return Err(Unmet::NotTogether(format!("pid {gone} does not run")).into());
     }
-    for (pipe, gpus) in pipes {
-        let Some(control) = Control::find(host, &pipe, &pipe) else {
-            return Err(Error::NoProgram(CONTROL));
-        };
-        for server in control.servers(LIMIT).unwrap_or_default() {
-            let clients = control.clients(server, LIMIT).unwrap_or_default();
-            if let Some(client) = clients.into_iter().find(|client| family.contains(client)) {
-                return Ok(Place {
-                    pid,
-                    client: Some(client),
-                    server: Some(server),
-                    gpus: gpus
-                        .or_else(|| process::variable_of(host, server, "CUDA_VISIBLE_DEVICES")),
-                    pipe: Some(pipe),
-                });
-            }
-        }
-    }
-    Ok(Place {
+    let mut places = pids.map(|pid| Place {
         pid,
         client: None,
         server: None,
         pipe: None,
         gpus: None,
-    })
+    });
+    for (pipe, gpus) in pipes(host)? {
+        let control = Control::find(host, &pipe, &pipe).ok_or(Error::NoProgram(CONTROL))?;
+        let clients = attachment::clients_of(&control, LIMIT).unwrap_or_default();
+        for (place, family) in places.iter_mut().zip(&families) {
+            let client = clients.iter().find(|client| family.contains(&client.pid));
+            if let (None, Some(client)) = (place.client, client) {
+                place.client = Some(client.pid);
+                place.server = Some(client.server);
+                place.pipe = Some(pipe.clone());
+                let visible = || process::variable_of(host, client.server, "CUDA_VISIBLE_DEVICES");
+                place.gpus = gpus.clone().or_else(visible);
+            }
+        }
+    }
+    Ok(places)
+}
+
+/// The pipe directories of the recorded daemons with their GPUs, and the one that the caller's environment names.
+fn pipes(host: &Host) -> Result<Vec<(PathBuf, Option<String>)>, Error> {
+    let (daemons, _) = crate::daemon::observe_all(host, &Store::of(host)?)?;
+    let mut pipes: Vec<(PathBuf, Option<String>)> = daemons
+        .into_iter()
+        .filter(|daemon| daemon.state.reachable())
+        .map(|daemon| {
+            let gpus = daemon.record.gpu_list();
+            (daemon.record.pipe_directory, Some(gpus))
+        })
+        .collect();
+    let ambient = runtime_dir::effective_pipe(host);
+    if !pipes.iter().any(|(pipe, _)| *pipe == ambient) {
+        pipes.push((ambient, None));
+    }
+    Ok(pipes)
 }

@@ -10,7 +10,7 @@ pub use unmet::Unmet;
 use std::io;
 use std::path::PathBuf;
 
-use crate::gpu::{GpuIdentity, SelectorError, UuidError};
+use crate::gpu::{GpuIdentity, GpuUuid, SelectorError, UuidError};
 use crate::rank::RankError;
 use crate::record::{DaemonName, NameError};
 use crate::shell::{Unwritable, quote_path};
@@ -101,6 +101,9 @@ pub enum Error {
         /// Their names.
         names: Vec<DaemonName>,
     },
+    /// No live daemon serves the GPU that was asked for.
+    #[error("no live daemon of yours serves GPU {0}")]
+    NoDaemonForGpu(GpuUuid),
     /// There is no daemon for a launcher's rank.
     #[error("{0}")]
     Rank(#[from] RankError),
@@ -117,6 +120,39 @@ pub enum Error {
     /// This is no step of a GitHub Actions job.
     #[error("GITHUB_ENV names no file to append to")]
     NoGithubEnv,
+
+    // Running programs.
+    /// The user's program could not be executed.
+    #[error("cannot execute {program:?}")]
+    CannotExecute {
+        /// The program as typed.
+        program: PathBuf,
+        /// The system's reason.
+        source: io::Error,
+    },
+    /// No process of the command became a client in time, and the command was ended.
+    #[error(
+        "the command was ended: none of its processes was a client of daemon {name} within {seconds} s"
+    )]
+    NotAttached {
+        /// The daemon.
+        name: DaemonName,
+        /// How long was waited.
+        seconds: u64,
+        /// What was found.
+        causes: Vec<String>,
+        /// What to do about the first cause.
+        remedy: String,
+    },
+    /// The command ended well and was never seen to share the GPU.
+    #[error(
+        "the command ended with status 0, and none of its processes was seen as a client of daemon {name}"
+    )]
+    EndedUnattached {
+        /// The daemon.
+        name: DaemonName,
+    },
+
     /// A record exists and cannot be read.
     #[error("the record of daemon {name} cannot be read")]
     DamagedRecord {
@@ -397,7 +433,11 @@ impl Error {
             Self::NoRecord(_) => "no-record",
             Self::NoLiveDaemon => "no-live-daemon",
             Self::SeveralLive { .. } => "several-live",
+            Self::NoDaemonForGpu(_) => "no-daemon-for-gpu",
             Self::Rank(error) => error.code(),
+            Self::CannotExecute { .. } => "cannot-execute",
+            Self::NotAttached { .. } => "not-attached",
+            Self::EndedUnattached { .. } => "ended-unattached",
             Self::Unwritable { .. } => "unwritable-value",
             Self::NoGithubEnv => "no-github-env",
             Self::DamagedRecord { .. } => "damaged-record",
@@ -473,6 +513,7 @@ impl Error {
             | Self::StaleRemoved(_)
             | Self::AlreadyLive { .. }
             | Self::NoSuchUser(_)
+            | Self::NoDaemonForGpu(_)
             | Self::Rank(_)
             | Self::NoGithubEnv
             | Self::Interrupted(_)
@@ -500,6 +541,17 @@ impl Error {
             Self::PipeTooLong { path, .. } => Some(format!("{path:?}")),
             Self::UnsafeDirectory { reason, .. } => Some(reason.clone()),
             Self::File { source, .. } | Self::Signal { source, .. } => Some(source.to_string()),
+            Self::CannotExecute { program, source } => Some(match source.kind() {
+                io::ErrorKind::NotFound if program.exists() => {
+                    "the interpreter that its first line names is not there".to_owned()
+                }
+                _ => source.to_string(),
+            }),
+            Self::NotAttached { causes, .. } => Some(causes.join("\n")),
+            Self::EndedUnattached { .. } => Some(
+                "it does not use CUDA, used it only between two looks, or ran without MPS"
+                    .to_owned(),
+            ),
             Self::NoProgram(_) => None,
             Self::PipeTaken { owner, .. } => Some(owner.clone()),
             Self::PipeBlocked { .. } => None,
@@ -557,7 +609,16 @@ impl Error {
                 Some(name) => format!("--name {name}"),
                 None => "uni-cumps status".into(),
             },
+            Self::NoDaemonForGpu(gpu) => format!("uni-cumps start --gpus {gpu}"),
             Self::Rank(error) => error.hint(),
+            Self::CannotExecute { program, .. } if program.components().count() > 1 => {
+                format!("ls -l {}", quote_path(program))
+            }
+            Self::CannotExecute { program, .. } => format!("command -v {}", quote_path(program)),
+            Self::NotAttached { remedy, .. } => remedy.clone(),
+            Self::EndedUnattached { .. } => {
+                "for a program without CUDA, leave --require-mps out; otherwise: uni-cumps doctor".into()
+            }
             Self::Unwritable { .. } => {
                 "give the daemon plainer directories with start --pipe-dir and --log-dir, or use uni-cumps run"
                     .into()

@@ -157,7 +157,7 @@ impl<'h> Wanted<'h> {
                 process.id
             ));
         }
-        ui.call(&nvidia_smi::call(self.host)?);
+        ui.call_with(&nvidia_smi::call(self.host)?, &[]);
         let [launch, question] = self.control.calls_of_a_start(&[self.gpu()], foreground);
         if let Way::Launch = decision.way {
             let missing = self.missing_directories();

@@ -413,7 +413,7 @@ mod tests {
     fn a_daemon_that_takes_the_question_and_is_silent_is_not_asked_twice() {
         let silent: Answer = Box::new(|call| match call.mode {
             Mode::Captured(limit) => Err(RunError::TimedOut(limit)),
-            Mode::Foreground => panic!("a question is captured"),
+            _ => panic!("a question is captured"),
         });
         assert!(matches!(ask(vec![silent]), Err(AskError::Silent(_))));
     }

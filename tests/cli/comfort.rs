@@ -395,7 +395,7 @@ fn the_manual_page_has_every_command_with_its_flags_and_none_that_is_hidden() {
             .map(str::trim)
             .filter(|it| it.starts_with('-'))
         {
-            let mut words = line.split([' ', ',']);
+            let mut words = line.split([' ', ',', '[']);
             let Some(flag) = words.find(|word| word.starts_with("--")) else {
                 continue;
             };

@@ -1,0 +1,324 @@
+//! `run`: a program as a client of a daemon. It takes our place, unless it is to be proven that it really is one.
+
+use std::ffi::OsString;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use crate::attachment;
+use crate::cli::RunArgs;
+use crate::daemon::{self, State};
+use crate::error::{Error, SmiFailure};
+use crate::gpu::{GpuUuid, SelectorItem};
+use crate::host::Host;
+use crate::launch::{Request, Wanted};
+use crate::limits::Limits;
+use crate::mps::{AskError, CONTROL, Control};
+use crate::nvidia_smi;
+use crate::process::{self, Running};
+use crate::record::DaemonRecord;
+use crate::runner::{Invocation, Mode, RunError, hold_signals_to_pass_on};
+use crate::store::Store;
+use crate::topology;
+use crate::ui::Ui;
+
+/// How long one question to the daemon may take.
+const ASK_LIMIT: Duration = Duration::from_secs(5);
+/// Time between two questions: at first, and in the end. Each leaves five lines in the daemon's log.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
+/// How long a command that is ended may take to end.
+const END_LIMIT: Duration = Duration::from_secs(5);
+
+/// What `env` and GNU's other tools use, so that the program's own status can be told from our failures.
+pub(super) fn exit_status(error: &Error) -> u8 {
+    match error {
+        Error::CannotExecute { source, .. } if source.kind() == std::io::ErrorKind::NotFound => 127,
+        Error::CannotExecute { .. } => 126,
+        Error::Interrupted(signal) | Error::NvidiaSmi(SmiFailure::Interrupted(signal)) => {
+            u8::try_from(128 + signal).unwrap_or(125)
+        }
+        _ => 125,
+    }
+}
+
+pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &RunArgs) -> Result<u8, Error> {
+    let record = daemon_for(host, ui, args)?;
+    let limits = Limits {
+        threads: args.threads.clone(),
+        memory: args.memory,
+        priority: args.priority,
+    };
+    let mut variables = record.client_environment().to_vec();
+    variables.extend(limits.client_environment(record.gpu_uuids.len()));
+    let mode = match args.require_mps {
+        Some(_) => Mode::Beside,
+        None => Mode::Replacing,
+    };
+    let call = program(host, &args.command, &variables, mode);
+    if args.dry_run {
+        ui.call_with(&call, &variables);
+        return Ok(0);
+    }
+    match args.require_mps {
+        Some(seconds) => proven(host, ui, &call, &record, seconds),
+        None => match host.runner.run(&call) {
+            Ok(finished) => Ok(finished.status.shell_code()),
+            Err(error) => Err(failed(&call, error)),
+        },
+    }
+}
+
+/// The user's program with the whole environment of the caller and these variables.
+fn program(
+    host: &Host,
+    command: &[OsString],
+    variables: &[(&'static str, String)],
+    mode: Mode,
+) -> Invocation {
+    let inherited = host
+        .env
+        .all()
+        .filter(|(key, _)| !variables.iter().any(|(ours, _)| key.as_os_str() == *ours))
+        .map(|(key, value)| (key.clone(), value.clone()));
+    let ours = variables
+        .iter()
+        .map(|(key, value)| (OsString::from(key), OsString::from(value)));
+    let (name, arguments) = command
+        .split_first()
+        .map_or((OsString::new(), &[][..]), |(name, rest)| {
+            (name.clone(), rest)
+        });
+    Invocation {
+        purpose: "run the program",
+        program: name.into(),
+        args: arguments.to_vec(),
+        env: inherited.chain(ours).collect(),
+        stdin: Vec::new(),
+        mode,
+    }
+}
+
+fn failed(call: &Invocation, error: RunError) -> Error {
+    match error {
+        RunError::Spawn(source) => Error::CannotExecute {
+            program: call.program.clone(),
+            source,
+        },
+        RunError::Interrupted(signal) => Error::Interrupted(signal),
+        RunError::TimedOut(_) => Error::CannotExecute {
+            program: call.program.clone(),
+            source: std::io::ErrorKind::TimedOut.into(),
+        },
+    }
+}
+
+/// The daemon that is meant, started if there is none and that was asked for.
+fn daemon_for(host: &Host, ui: &mut Ui<'_>, args: &RunArgs) -> Result<DaemonRecord, Error> {
+    let store = Store::of(host)?;
+    let found = find(host, &store, args);
+    let is_absent = matches!(
+        found,
+        Err(Error::NoLiveDaemon | Error::NoRecord(_) | Error::Stale(_) | Error::NoDaemonForGpu(_))
+    );
+    if args.start && is_absent {
+        return start(host, ui, &store, args);
+    }
+    let (record, notes) = found?;
+    for note in notes {
+        ui.note(note);
+    }
+    Ok(record)
+}
+
+fn find(
+    host: &Host,
+    store: &Store<'_>,
+    args: &RunArgs,
+) -> Result<(DaemonRecord, Vec<String>), Error> {
+    let found = match &args.gpu {
+        Some(selector) => daemon::of_gpu(host, store, &gpu(host, selector)?)?,
+        None if args.by_rank => daemon::of_rank(host, store)?,
+        None => daemon::select(host, store, args.name.as_deref())?,
+    };
+    if args.require_mps.is_some() && matches!(found.state, State::OtherPidNamespace { .. }) {
+        // The daemon names its clients by other numbers than ours.
+        return Err(Error::OtherPidNamespace(found.record.name));
+    }
+    let notes = daemon::client_notes(host, &found);
+    Ok((daemon::reachable(host, store, found)?, notes))
+}
+
+/// The GPU of a selector. A UUID says it by itself; what an index means only nvidia-smi knows.
+fn gpu(host: &Host, selector: &str) -> Result<GpuUuid, Error> {
+    if let SelectorItem::Uuid(uuid, _) = topology::only_item(selector)? {
+        return Ok(uuid);
+    }
+    let discovery = nvidia_smi::discover(host)?;
+    let mask = host.env.visible_devices();
+    let plan = topology::resolve(Some(selector), &discovery.gpus, mask.as_deref())
+        .map_err(|error| discovery.explain(error))?;
+    Ok(plan.gpu.uuid)
+}
+
+/// Starts the daemon that was not there. Somebody who does the same at the same time may be faster.
+fn start(
+    host: &Host,
+    ui: &mut Ui<'_>,
+    store: &Store<'_>,
+    args: &RunArgs,
+) -> Result<DaemonRecord, Error> {
+    let wanted = Wanted::of(
+        host,
+        Request {
+            gpus: args.gpu.as_deref(),
+            name: args.name.as_deref(),
+            ..Request::default()
+        },
+    )?;
+    if args.dry_run {
+        return wanted.show(ui, false);
+    }
+    match wanted.start(ui) {
+        Ok(record) => {
+            ui.note(format!(
+                "started daemon {0} (pid {1}); to end it: uni-cumps stop --name {0}",
+                record.name, record.process.pid
+            ));
+            Ok(record)
+        }
+        Err(Error::AlreadyLive { name, .. } | Error::GpuTaken { by: name, .. }) => {
+            let found = daemon::select(host, store, Some(name.as_str()))?;
+            daemon::reachable(host, store, found)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// How the wait for a client has ended.
+enum Seen {
+    /// One of its processes is a client.
+    Client,
+    /// The command has ended before.
+    End,
+    /// The time is up; why the daemon could not be asked, if it could not.
+    Nothing(Option<AskError>),
+}
+
+/// Runs the program beside us and ends it unless one of its processes becomes a client of the daemon in time.
+fn proven(
+    host: &Host,
+    ui: &mut Ui<'_>,
+    call: &Invocation,
+    record: &DaemonRecord,
+    seconds: u64,
+) -> Result<u8, Error> {
+    let control = Control::find(host, &record.pipe_directory, &record.log_directory)
+        .ok_or(Error::NoProgram(CONTROL))?;
+    let _held = hold_signals_to_pass_on();
+    let ended = AtomicBool::new(false);
+    let has_ended = || ended.load(Ordering::Acquire);
+    thread::scope(|scope| {
+        let program = thread::Builder::new().spawn_scoped(scope, || {
+            let finished = host.runner.run(call);
+            ended.store(true, Ordering::Release);
+            finished
+        });
+        let program = program.map_err(|error| failed(call, RunError::Spawn(error)))?;
+        let waiting = format!("waiting for a client of daemon {}", record.name);
+        let limit = Duration::from_secs(seconds);
+        let seen = ui.waiting(&waiting, || watch(host, &control, limit, &has_ended));
+        let refusal = match &seen {
+            Seen::Client | Seen::End => None,
+            Seen::Nothing(unanswered) => Some(end_unattached(
+                host,
+                ui,
+                record,
+                seconds,
+                unanswered.as_ref(),
+            )),
+        };
+        let finished = match program.join() {
+            Ok(finished) => finished.map_err(|error| failed(call, error))?,
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        match (refusal, seen) {
+            (Some(refusal), _) => Err(refusal),
+            (None, Seen::End) if finished.status.success() => Err(Error::EndedUnattached {
+                name: record.name.clone(),
+            }),
+            (None, _) => Ok(finished.status.shell_code()),
+        }
+    })
+}
+
+/// Looks again and again for a process of the command among the daemon's clients.
+fn watch(
+    host: &Host,
+    control: &Control<'_>,
+    limit: Duration,
+    has_ended: &dyn Fn() -> bool,
+) -> Seen {
+    let deadline = host.clock.monotonic() + limit;
+    let mut pause = PAUSES.0;
+    let mut members = Vec::new();
+    loop {
+        let left = deadline.saturating_sub(host.clock.monotonic());
+        // A client may be gone by the time we look for its pid.
+        members.extend(family(host).iter().map(|process| process.id.pid));
+        let clients = attachment::clients_of(control, ASK_LIMIT);
+        members.extend(family(host).iter().map(|process| process.id.pid));
+        members.sort_unstable();
+        members.dedup();
+        let unanswered = match clients {
+            Ok(clients) if clients.iter().any(|client| members.contains(&client.pid)) => {
+                return Seen::Client;
+            }
+            Ok(_) => None,
+            Err(error) => Some(error),
+        };
+        let ended = host.wait_for(pause.min(left), || has_ended().then_some(()));
+        if ended.is_some() {
+            return Seen::End;
+        }
+        if left.is_zero() {
+            return Seen::Nothing(unanswered);
+        }
+        pause = (pause * 3 / 2).min(PAUSES.1);
+    }
+}
+
+/// The processes of the command that run beside us. Whatever loses its parent becomes our child.
+fn family(host: &Host) -> Vec<Running> {
+    let us = i32::try_from(std::process::id()).unwrap_or_default();
+    process::descendants_of(host, us)
+}
+
+/// Ends a command that has no client, and says why it has none.
+fn end_unattached(
+    host: &Host,
+    ui: &mut Ui<'_>,
+    record: &DaemonRecord,
+    seconds: u64,
+    unanswered: Option<&AskError>,
+) -> Error {
+    let mut causes = Vec::new();
+    let mut remedies = Vec::new();
+    if let Some(error) = unanswered {
+        causes.push(format!("the daemon could not be asked: {error}"));
+        remedies.push("uni-cumps doctor".to_owned());
+    }
+    for obstacle in attachment::obstacles(host, record, &family(host)) {
+        causes.push(obstacle.what);
+        remedies.push(obstacle.remedy);
+    }
+    let ending = || process::end_all(host, &|| family(host), END_LIMIT);
+    for left in ui.waiting("waiting for the command to end", ending) {
+        ui.note(format!("{} could not be ended", left.id));
+    }
+    Error::NotAttached {
+        name: record.name.clone(),
+        seconds,
+        causes,
+        remedy: remedies.into_iter().next().unwrap_or_default(),
+    }
+}

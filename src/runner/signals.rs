@@ -1,0 +1,98 @@
+//! Holding signals back, and seeing them arrive.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::OnceLock;
+
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+/// Signals wait while this exists. A call in progress sees SIGINT, SIGTERM and SIGHUP all the same and ends; whatever is
+/// still waiting at the end has its usual effect then.
+pub struct Held(SigSet);
+
+/// Holds signals back, in this thread and those that it starts, while being ended halfway would leave something behind.
+pub fn hold_signals() -> Held {
+    hold(signals_to_hold())
+}
+
+/// Likewise all signals that are passed on to a program beside us.
+pub fn hold_signals_to_pass_on() -> Held {
+    hold(&signals_to_pass_on())
+}
+
+pub(super) fn hold(signals: &SigSet) -> Held {
+    // Neither reading nor setting a mask fails for a valid set.
+    let before = SigSet::thread_get_mask().unwrap_or_else(|_| SigSet::empty());
+    let _ = signals.thread_block();
+    Held(before)
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.0.thread_set_mask();
+    }
+}
+
+/// The three signals that ask a program to end, without those that are ignored, as SIGHUP is under nohup.
+pub(super) fn signals_to_hold() -> &'static SigSet {
+    static SIGNALS: OnceLock<SigSet> = OnceLock::new();
+    SIGNALS.get_or_init(|| not_ignored(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP]))
+}
+
+/// What somebody may send to a program and mean it. Signals that stop it and let it go on reach its whole process group.
+pub(super) fn signals_to_pass_on() -> SigSet {
+    not_ignored(&[
+        Signal::SIGINT,
+        Signal::SIGTERM,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+        Signal::SIGUSR1,
+        Signal::SIGUSR2,
+        Signal::SIGXCPU,
+        Signal::SIGPWR,
+    ])
+}
+
+fn not_ignored(signals: &[Signal]) -> SigSet {
+    let status = procfs::process::Process::myself().and_then(|process| process.status());
+    let ignored = status.map_or(0, |status| status.sigign);
+    signals
+        .iter()
+        .copied()
+        .filter(|signal| ignored & (1 << (*signal as u64 - 1)) == 0)
+        .collect()
+}
+
+/// Shows held signals as they arrive.
+pub(super) struct Arrivals(SignalFd);
+
+/// A signal that has arrived.
+#[derive(Clone, Copy)]
+pub(super) struct Arrival {
+    pub(super) number: i32,
+    /// The kernel has sent it, as it does for the keys of a terminal, and not a process.
+    pub(super) from_kernel: bool,
+}
+
+impl AsFd for Arrivals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Arrivals {
+    pub(super) fn of(signals: &SigSet) -> io::Result<Self> {
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
+        Ok(Self(SignalFd::with_flags(signals, flags)?))
+    }
+
+    pub(super) fn next(&self) -> Option<Arrival> {
+        let info = self.0.read_signal().ok()??;
+        Some(Arrival {
+            number: i32::try_from(info.ssi_signo).ok()?,
+            // sigaction(2): codes of processes are not positive.
+            from_kernel: info.ssi_code > 0,
+        })
+    }
+}

@@ -107,6 +107,7 @@ fn every_command_and_flag_of_the_help_is_in_the_table_of_commands() {
             .split_whitespace()
             .filter(|word| word.starts_with("--") && word.len() > 2)
         {
+            let flag = flag.split('[').next().unwrap_or_default();
             let flag = flag.trim_matches([',', '.', ')']);
             assert!(
                 row.contains(flag) || every.contains(flag) || flag == "--help",

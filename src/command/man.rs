@@ -22,6 +22,10 @@ const LISTS: [(&str, &[(&str, &str)]); 3] = [
             ("1", "Failed, or doctor or validate found a problem."),
             ("2", "The command line was not understood."),
             (
+                "125, 126, 127",
+                "run: uni-cumps failed; the program cannot be executed; it was not found. Any other status is the program's.",
+            ),
+            (
                 "128+n",
                 "Signal n interrupted the command, or ended the daemon of start --foreground.",
             ),

@@ -129,6 +129,8 @@ impl Real {
             .env_clear()
             .env("LC_ALL", locale)
             .env("HOME", directory.path())
+            // Code that is quoted wrongly may write files.
+            .current_dir(directory.path())
             .stdin(Stdio::null())
             .output()?;
         let said = String::from_utf8_lossy(&output.stderr);
@@ -213,6 +215,7 @@ fn a_quoted_text_is_one_word() {
                     .args([OsStr::new("-c"), OsStr::new(print), file.as_os_str()])
                     .env_clear()
                     .env("LC_ALL", locale)
+                    .current_dir(directory.path())
                     .stdin(Stdio::null())
                     .output()?;
                 prop_assert!(output.status.success(), "{}: {output:?}", shell.path);

@@ -78,7 +78,8 @@ impl Shell {
     pub fn unset(self, key: &str) -> String {
         match self {
             Self::Posix | Self::Bash | Self::Zsh => format!("unset {key}"),
-            Self::Fish => format!("set -e {key};"),
+            // It fails where there is none.
+            Self::Fish => format!("set -e {key}; or true;"),
             Self::Csh => format!("unsetenv {key};"),
             Self::Nu => format!("hide-env -i {key}"),
             Self::Powershell => format!("Remove-Item Env:{key} -ErrorAction Ignore"),

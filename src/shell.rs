@@ -69,7 +69,7 @@ impl Shell {
             Self::Fish => format!("set -gx {key} {};", quote_fish(value)),
             Self::Csh => format!("setenv {key} {};", quote_csh(value)?),
             Self::Nu => format!("$env.{key} = {}", quote_nu(value)),
-            Self::Powershell => format!("$env:{key} = {}", quote_powershell(value)),
+            Self::Powershell => format!("$env:{key} = {}", quote_powershell(value)?),
             Self::Elvish => format!("set-env {key} '{}'", value.replace('\'', "''")),
         })
     }
@@ -144,8 +144,11 @@ fn quote_nu(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// PowerShell takes typographic quotes for the plain one.
-fn quote_powershell(text: &str) -> String {
+/// PowerShell takes typographic quotes for the plain one, and reads what a program prints line by line.
+fn quote_powershell(text: &str) -> Result<String, Unwritable> {
+    if text.contains('\r') {
+        return Err("a carriage return, which PowerShell takes for the end of a line");
+    }
     let mut word = String::from("'");
     for letter in text.chars() {
         word.push(letter);
@@ -157,7 +160,7 @@ fn quote_powershell(text: &str) -> String {
         }
     }
     word.push('\'');
-    word
+    Ok(word)
 }
 
 #[cfg(test)]
@@ -189,6 +192,7 @@ mod tests {
             set(Shell::Powershell, "a'\u{2019}$x"),
             "$env:K = 'a''\u{2019}\u{2019}$x'"
         );
+        assert!(Shell::Powershell.set("K", "a\rb").is_err());
         assert_eq!(set(Shell::Elvish, "a'b"), "set-env K 'a''b'");
     }
 

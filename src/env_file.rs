@@ -30,6 +30,9 @@ pub fn dotenv(key: &str, value: &str) -> Result<String, Unwritable> {
     if !value.is_empty() && value.bytes().all(is_plain) {
         return Ok(format!("{key}={value}"));
     }
+    if value.contains('\r') {
+        return Err("a carriage return, which readers of .env files take for the end of a line");
+    }
     let needs_escapes = value.contains(['\'', '\\']);
     if value.contains("${") || (needs_escapes && value.contains('$')) {
         return Err("a dollar sign, which the readers of .env files replace in different ways");
@@ -133,6 +136,7 @@ mod tests {
         assert_eq!(written("it's \\\n\""), "K=\"it's \\\\\\n\\\"\"");
         assert!(dotenv("K", "${HOME}").is_err());
         assert!(dotenv("K", "it's $HOME").is_err());
+        assert!(dotenv("K", "a\rb").is_err());
     }
 
     #[test]

@@ -69,10 +69,19 @@ pub fn systemd(key: &str, value: &str) -> Result<String, Unwritable> {
             _ if letter.is_ascii_control() => {
                 return Err("a control character, which systemd refuses");
             }
+            // systemd ignores the rest of the file.
+            _ if is_noncharacter(letter) => {
+                return Err("a noncharacter of Unicode, which systemd refuses");
+            }
             _ => quoted.push(letter),
         }
     }
     Ok(format!("Environment=\"{key}={quoted}\""))
+}
+
+/// One of the code points that Unicode gives to nobody.
+fn is_noncharacter(letter: char) -> bool {
+    matches!(letter, '\u{fdd0}'..='\u{fdef}') || u32::from(letter) & 0xfffe == 0xfffe
 }
 
 /// A line of a service's section that makes it fail.
@@ -143,7 +152,9 @@ mod tests {
     fn systemd_expands_nothing_in_a_value() {
         let line = systemd("K", "a \"b\" \\ %h $X\n").unwrap();
         assert_eq!(line, "Environment=\"K=a \\\"b\\\" \\\\ %%h $X\\n\"");
-        assert!(systemd("K", "\x1b").is_err());
+        for refused in ["\x1b", "\x7f", "\r", "\u{fdd0}", "\u{ffff}", "\u{1fffe}"] {
+            assert!(systemd("K", refused).is_err(), "{refused:?}");
+        }
     }
 
     #[test]

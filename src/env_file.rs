@@ -101,8 +101,15 @@ pub fn github(key: &str, value: &str) -> String {
 
 /// The flags of `docker run` and `podman run`, each a word of a POSIX shell. CUDA finds the daemon by the path that it
 /// has outside, shares memory with its server, and is served only as the daemon's own user.
-pub fn docker(variables: &[(&str, String)], pipe: &Path, user: (u32, u32)) -> Vec<String> {
+pub fn docker(
+    variables: &[(&str, String)],
+    pipe: &Path,
+    user: (u32, u32),
+) -> Result<Vec<String>, Unwritable> {
     let pipe = pipe.to_string_lossy();
+    if pipe.contains("\r\n") {
+        return Err("a carriage return before a newline, which docker's --mount leaves out");
+    }
     let mount = [
         "type=bind".to_owned(),
         format!("source={pipe}"),
@@ -111,14 +118,13 @@ pub fn docker(variables: &[(&str, String)], pipe: &Path, user: (u32, u32)) -> Ve
     let variables = variables
         .iter()
         .flat_map(|(key, value)| ["--env".to_owned(), quote(&format!("{key}={value}"))]);
-    variables
-        .chain([
-            "--mount".to_owned(),
-            quote(&mount.map(|field| csv_field(&field)).join(",")),
-            "--ipc=host".to_owned(),
-            format!("--user={}:{}", user.0, user.1),
-        ])
-        .collect()
+    let others = [
+        "--mount".to_owned(),
+        quote(&mount.map(|field| csv_field(&field)).join(",")),
+        "--ipc=host".to_owned(),
+        format!("--user={}:{}", user.0, user.1),
+    ];
+    Ok(variables.chain(others).collect())
 }
 
 /// `--mount` is read as a record of comma-separated values.
@@ -165,15 +171,19 @@ mod tests {
 
     #[test]
     fn docker_flags_are_words_of_a_shell() {
-        let flags = docker(&[("K", "a b".to_owned())], Path::new("/p,q"), (1000, 100));
+        let flags = |variables: &[(&str, String)], pipe: &str, user| {
+            docker(variables, Path::new(pipe), user).map(|flags| flags.join(" "))
+        };
+        let odd = flags(&[("K", "a b".to_owned())], "/p,q", (1000, 100)).unwrap();
         assert_eq!(
-            flags.join(" "),
+            odd,
             "--env 'K=a b' --mount 'type=bind,\"source=/p,q\",\"target=/p,q\"' --ipc=host --user=1000:100"
         );
-        let plain = docker(&[], Path::new("/p"), (0, 0)).join(" ");
+        let plain = flags(&[], "/p", (0, 0)).unwrap();
         assert_eq!(
             plain,
             "--mount type=bind,source=/p,target=/p --ipc=host --user=0:0"
         );
+        assert!(flags(&[], "/p\r\nq", (0, 0)).is_err());
     }
 }

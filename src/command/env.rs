@@ -87,6 +87,9 @@ fn print(
         Format::Docker => {
             let user = (host.uid, process::group_of_ours());
             let flags = env_file::docker(&variables, &record.pipe_directory, user);
+            let [_, key, _] = CLIENT_VARIABLES;
+            let form = "docker";
+            let flags = flags.map_err(|holds| Error::Unwritable { key, form, holds })?;
             ui.verbatim(&format!("{}\n", flags.join(" ")));
         }
         Format::Github => {

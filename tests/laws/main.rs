@@ -10,6 +10,7 @@ mod support;
 
 mod completions;
 mod control;
+mod env_files;
 mod fake;
 mod invented;
 mod parsers;

@@ -55,6 +55,8 @@ fn stand_in() -> &'static Path {
 #[path = "../../examples/demo/stub.rs"]
 mod stub;
 
+pub mod systemd;
+
 /// The stand-in for libcuda.so.1, compiled once: the current one, or one that is too old.
 fn libcuda(too_old: bool) -> PathBuf {
     static BUILT: [OnceLock<PathBuf>; 2] = [OnceLock::new(), OnceLock::new()];
@@ -354,6 +356,27 @@ pub fn set_mode(path: impl AsRef<Path>, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
+/// A note past the capture of the test's output.
+pub fn say(note: &str) {
+    let _ = std::io::Write::write_all(&mut std::io::stderr(), format!("{note}\n").as_bytes());
+}
+
+/// Where a program is on this machine. One that is missing is named.
+pub fn installed(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let mut places = std::env::split_paths(&path).chain(["/usr/bin".into(), "/bin".into()]);
+    let found = places.find_map(|directory| {
+        let file = directory.join(program);
+        file.is_file().then_some(file)
+    });
+    if found.is_none() {
+        say(&format!(
+            "{program} is not installed: what it would read is not tried"
+        ));
+    }
+    found
+}
+
 /// Whether a test that must become another user, or enter a namespace, has to be left out. It is said on standard
 /// error, which is not captured.
 #[track_caller]
@@ -361,12 +384,11 @@ pub fn without_root() -> bool {
     let is_root = our_uid() == 0;
     if !is_root {
         let place = std::panic::Location::caller();
-        let line = format!(
-            "skipped, since it needs root: {}:{}\n",
+        say(&format!(
+            "skipped, since it needs root: {}:{}",
             place.file(),
             place.line()
-        );
-        let _ = std::io::Write::write_all(&mut std::io::stderr(), line.as_bytes());
+        ));
     }
     !is_root
 }
@@ -434,6 +456,17 @@ impl<'s> Call<'s> {
     pub fn and(mut self, argument: impl AsRef<OsStr>) -> Self {
         self.argv.push(argument.as_ref().to_owned());
         self
+    }
+
+    /// More arguments.
+    pub fn with<A: AsRef<OsStr>>(self, arguments: impl IntoIterator<Item = A>) -> Self {
+        arguments.into_iter().fold(self, Call::and)
+    }
+
+    /// Another program in the place of the binary and its arguments.
+    pub fn instead<A: AsRef<OsStr>>(mut self, program: impl IntoIterator<Item = A>) -> Self {
+        self.argv.clear();
+        self.with(program)
     }
 
     pub fn cwd(mut self, directory: impl AsRef<Path>) -> Self {

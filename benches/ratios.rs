@@ -45,6 +45,12 @@ fn main() {
         &yardstick,
     );
     row(
+        "run /bin/true",
+        &|| time(&mut machine.run(["run", "--", "/bin/true"]).command()),
+        "/bin/true",
+        &yardstick,
+    );
+    row(
         "status --json",
         &|| time(&mut machine.run(["status", "--json"]).command()),
         "nvidia-smi --query-gpu=…",

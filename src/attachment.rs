@@ -105,7 +105,7 @@ fn of_process(host: &Host, record: &DaemonRecord, process: &Running) -> Vec<Obst
             format!("kill -CONT {pid}"),
         ));
     }
-    if process.uid != record.uid && record.uid != 0 {
+    if !daemon::serves(record.uid, process.uid) {
         found.push(obstacle(
             format!(
                 "{who} runs as uid {}, and the daemon serves uid {} only",

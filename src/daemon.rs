@@ -410,6 +410,12 @@ pub fn of_gpu(host: &Host, store: &Store<'_>, gpu: &GpuUuid) -> Result<Observed,
     })
 }
 
+/// Whether a daemon of the user `daemon` gives a server to programs of the user `program`: root's can become anybody, and
+/// nobody else's can, not even for root.
+pub fn serves(daemon: u32, program: u32) -> bool {
+    daemon == 0 || daemon == program
+}
+
 /// The refusal to touch another user's record.
 pub fn other_user(host: &Host, record: &DaemonRecord) -> Error {
     Error::OtherUser {

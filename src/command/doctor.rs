@@ -104,8 +104,7 @@ fn verdict(facts: &Facts) -> Result<(), String> {
         Socket::Hidden(_) => return Err(found),
     }
     if let Keeper::Process(process) = &facts.keeper
-        && process.uid != 0
-        && process.uid != facts.uid
+        && !daemon::serves(process.uid, facts.uid)
     {
         return Err(format!(
             "the control daemon in {:?} belongs to uid {} and serves that user only; to start your own: uni-cumps start",

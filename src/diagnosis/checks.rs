@@ -3,7 +3,7 @@
 use super::facts::Facts;
 use super::logs::{control_faults, explain, server_faults};
 use super::{Check, Fault, Status, Wanted};
-use crate::daemon::State;
+use crate::daemon::{self, State};
 use crate::driver::{DriverFailure, Probe};
 use crate::gpu::{ComputeMode, Gpu};
 use crate::mps::{self, CONTROL, Keeper, Socket};
@@ -307,7 +307,7 @@ fn identity(facts: &Facts) -> Finding {
                 ),
                 "end by hand the one that should not be there",
             ),
-            _ if process.uid != facts.uid && facts.uid != 0 => fail(
+            _ if !daemon::serves(process.uid, facts.uid) => fail(
                 format!(
                     "the daemon is pid {} of uid {}: it gives no server to others",
                     process.id.pid, process.uid

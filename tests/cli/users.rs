@@ -366,3 +366,47 @@ fn a_daemon_that_runs_as_another_user_than_its_record_says_is_not_signalled() {
     assert_eq!(machine.daemons(), [pid(&daemon)]);
     machine.run(["env"]).succeeds();
 }
+
+#[test]
+fn doctor_knows_whose_daemon_serves_whom() {
+    if without_root() {
+        return;
+    }
+    let machine = Sandbox::new();
+    let home = machine.path("u");
+    fs::create_dir(&home).unwrap();
+    chown(&home, Some(1001), Some(1001)).unwrap();
+    let [of_root, of_user] = ["r", "u"].map(|owner| {
+        let directory = machine.path(owner).join("open");
+        fs::create_dir_all(directory.join("pipe")).unwrap();
+        directory
+    });
+    machine.sh("chown -R 1001:1001 u; chmod -R go+rx r u; chmod 1777 bin; : > bin/calls; chmod 666 bin/calls");
+    let start = |directory: &Path| {
+        machine
+            .run(["start", "--force", "--pipe-dir"])
+            .and(directory.join("pipe"))
+            .and("--log-dir")
+            .and(directory.join("log"))
+    };
+    start(&of_root).succeeds();
+    start(&of_user).user(1001).env("HOME", &home).succeeds();
+    let verdict = |directory: &Path, uid: u32| {
+        let empty = machine.path("empty");
+        let call = machine.run(["doctor", "--only", "identity", "--json"]);
+        let report = call
+            .user(uid)
+            .env("HOME", empty)
+            .env("CUDA_MPS_PIPE_DIRECTORY", directory.join("pipe"))
+            .finish()
+            .json();
+        let error = report["cuda_process_sharing"]["error"].to_string();
+        let check = report["checks"][0]["status"].as_str().unwrap().to_owned();
+        (check, error.contains("serves that user only"))
+    };
+    assert_eq!(verdict(&of_root, 1001), ("ok".to_owned(), false));
+    assert_eq!(verdict(&of_root, 0), ("ok".to_owned(), false));
+    assert_eq!(verdict(&of_user, 1001), ("ok".to_owned(), false));
+    assert_eq!(verdict(&of_user, 0), ("fail".to_owned(), true));
+    assert_eq!(verdict(&of_user, 1002), ("fail".to_owned(), true));
+}

@@ -65,13 +65,19 @@ impl Cli {
 #[derive(Debug, Args)]
 pub struct Show {
     /// Trace each program call on standard error, with its time
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, display_order = 100)]
     pub verbose: bool,
     /// Leave the notes out; failures are still told
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, display_order = 101)]
     pub quiet: bool,
     /// When to use colours
-    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    #[arg(
+        long,
+        global = true,
+        value_name = "WHEN",
+        default_value = "auto",
+        display_order = 102
+    )]
     pub color: When,
 }
 
@@ -269,6 +275,7 @@ impl EnvArgs {
 
 /// `run`
 #[derive(Debug, Args)]
+#[command(override_usage = "uni-cumps run [OPTIONS] -- <CMD>...")]
 pub struct RunArgs {
     /// The daemon's label [default: the only live daemon]
     #[arg(long)]

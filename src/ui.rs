@@ -360,8 +360,8 @@ fn cuda_variables(call: &Invocation) -> String {
 /// A wait of less time than this is not worth a word.
 const UNSEEN: Duration = Duration::from_millis(400);
 
-/// Draws a spinner on standard error until `done` is closed, and takes it away again. The cursor stays in front of it,
-/// so that what a program prints meanwhile begins where it would anyway.
+/// Draws a spinner on standard error until `done` is closed, and takes it away again. It stands behind the cursor, which
+/// stays where it is, and never goes on to a second line: a program may be printing there, or waiting for an answer.
 fn spin(what: &str, done: &mpsc::Receiver<()>) {
     let begun = Instant::now();
     let goes_on = |time| done.recv_timeout(time) == Err(RecvTimeoutError::Timeout);
@@ -372,12 +372,15 @@ fn spin(what: &str, done: &mpsc::Receiver<()>) {
     for frame in ['|', '/', '-', '\\'].into_iter().cycle() {
         let seconds = begun.elapsed().as_secs();
         // Nobody could be told of a failure.
-        let _ = write!(err, "\r\x1b[K{frame} {what} ({seconds} s)\r");
+        let _ = write!(
+            err,
+            "\x1b7\x1b[?7l{frame} {what} ({seconds} s)\x1b[K\x1b[?7h\x1b8"
+        );
         if !goes_on(Duration::from_millis(125)) {
             break;
         }
     }
-    let _ = write!(err, "\r\x1b[K");
+    let _ = write!(err, "\x1b[K");
 }
 
 /// A failure as the object that `--json` prints.

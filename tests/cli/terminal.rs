@@ -211,15 +211,15 @@ fn a_long_wait_is_shown_to_a_person_and_leaves_nothing_behind() {
     machine.start(&["--name", "a"]);
     let text = seen(on_a_terminal(&machine, "stop --timeout 1"));
     assert!(
-        text.contains("\r\x1b[K| waiting for daemon a to quit (0 s)\r"),
+        text.contains("\x1b7\x1b[?7l| waiting for daemon a to quit (0 s)\x1b[K\x1b[?7h\x1b8"),
         "{text:?}"
     );
     assert!(
-        text.contains("\r\x1b[K/ waiting for daemon a to quit (0 s)\r"),
+        text.contains("\x1b7\x1b[?7l/ waiting for daemon a to quit (0 s)\x1b[K\x1b[?7h\x1b8"),
         "{text:?}"
     );
     let last = text.rfind("waiting for daemon a").unwrap();
-    assert!(text[last..].contains("\r\x1b[K"), "{text:?}");
+    assert!(text[last..].contains("\x1b8\x1b[K"), "{text:?}");
     for args in ["-q stop --timeout 1", "-v stop --timeout 1"] {
         machine.start(&["--name", "a"]);
         let text = seen(on_a_terminal(&machine, args));

@@ -1,6 +1,8 @@
-//! GPUs as values: the one spelling of a UUID that is stored and compared, and what a user may write to select a GPU.
+//! GPUs as values: the one spelling of a UUID that is stored and compared, that of a PCI address, and what a user may
+//! write to select a GPU.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -104,6 +106,78 @@ impl From<GpuUuid> for String {
 impl fmt::Display for GpuUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+/// Where a GPU sits on the PCI bus. Written as sysfs names it, `0000:01:00.0`, and ordered by number.
+///
+/// `FromStr` takes every spelling in use: sysfs' four or five digits of domain, nvidia-smi's eight, either case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct PciAddress {
+    domain: u32,
+    bus: u8,
+    device: u8,
+    function: u8,
+}
+
+/// Why a text is not a PCI address.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not a PCI address such as 0000:01:00.0")]
+pub struct PciAddressError(String);
+
+/// A hexadecimal number of as many digits as `lengths` allows.
+fn hexadecimal(text: &str, lengths: RangeInclusive<usize>) -> Option<u32> {
+    (lengths.contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_hexdigit()))
+        .then(|| u32::from_str_radix(text, 16).ok())
+        .flatten()
+}
+
+impl FromStr for PciAddress {
+    type Err = PciAddressError;
+
+    fn from_str(text: &str) -> Result<Self, PciAddressError> {
+        let parse = || {
+            let (domain, rest) = text.trim().split_once(':')?;
+            let (bus, rest) = rest.split_once(':')?;
+            let (device, function) = rest.split_once('.')?;
+            // A bus has 32 devices, and a device 8 functions.
+            Some(Self {
+                domain: hexadecimal(domain, 4..=8)?,
+                bus: u8::try_from(hexadecimal(bus, 2..=2)?).ok()?,
+                device: u8::try_from(hexadecimal(device, 2..=2).filter(|number| *number < 32)?)
+                    .ok()?,
+                function: u8::try_from(hexadecimal(function, 1..=1).filter(|number| *number < 8)?)
+                    .ok()?,
+            })
+        };
+        parse().ok_or_else(|| PciAddressError(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for PciAddress {
+    type Error = PciAddressError;
+
+    fn try_from(text: String) -> Result<Self, PciAddressError> {
+        text.parse()
+    }
+}
+
+impl From<PciAddress> for String {
+    fn from(address: PciAddress) -> Self {
+        address.to_string()
+    }
+}
+
+impl fmt::Display for PciAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            domain,
+            bus,
+            device,
+            function,
+        } = self;
+        write!(f, "{domain:04x}:{bus:02x}:{device:02x}.{function:x}")
     }
 }
 
@@ -348,6 +422,52 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn every_spelling_of_a_pci_address_is_that_of_sysfs() {
+        for (text, canonical) in [
+            ("0000:01:00.0", "0000:01:00.0"),
+            ("00000000:01:00.0", "0000:01:00.0"),
+            ("0000:CA:1F.7", "0000:ca:1f.7"),
+            (" 00000001:c1:00.0\n", "0001:c1:00.0"),
+            ("10000:e1:00.0", "10000:e1:00.0"),
+            ("00010000:E1:00.0", "10000:e1:00.0"),
+        ] {
+            let address: PciAddress = text.parse().unwrap();
+            assert_eq!(address.to_string(), canonical, "{text}");
+        }
+        for text in [
+            "",
+            "[N/A]",
+            "01:00.0",
+            "0000:01:00",
+            "0000:01:20.0",
+            "0000:01:00.8",
+            "0000:1:00.0",
+            "000:01:00.0",
+            "000000000:01:00.0",
+            "0000:+1:00.0",
+            "0000:01:00.0.0",
+            "0000:é:00.0",
+        ] {
+            assert!(text.parse::<PciAddress>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn pci_addresses_are_ordered_by_number() {
+        let order = [
+            "0000:01:00.0",
+            "0000:01:00.1",
+            "0000:02:00.0",
+            "0000:c1:00.0",
+            "0001:01:00.0",
+            "2000:00:00.0",
+            "10000:01:00.0",
+        ]
+        .map(|text| text.parse::<PciAddress>().unwrap());
+        assert!(order.is_sorted());
     }
 
     #[test]

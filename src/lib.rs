@@ -6,7 +6,7 @@
 //! | values | `gpu` `record` `limits` `rank` `shell` `env_file` | GPU UUIDs and selectors; daemon records and names; limits of clients; a launcher's ranks; quoting; variables for launchers |
 //! | failures | `error` | everything that can go wrong, with its code and its hint |
 //! | seam | `runner` `host` | calling programs; the file tree, the environment and the clock |
-//! | plans | `topology` `sharing` | which GPU a selector and a mask mean; what proof of sharing takes; pure |
+//! | plans | `topology` `sharing` `cpus` | which GPU a selector and a mask mean; what proof of sharing takes; which CPUs are whose; pure |
 //! | surface | `cli` `ui` | the command line; everything that is printed |
 //! | services | `process` `runtime_dir` `store` `manifest` `nvidia_smi` `mps` `driver` `daemon` `launch` `diagnosis` `attachment` `capture` | processes and signals; private directories; records on disk; a run's manifest; NVIDIA's two programs and libcuda; a recorded daemon's state; bringing one up; what doctor finds and captures; whether a program is a client |
 //! | commands | `command` | one verb a file; they never import one another |
@@ -15,6 +15,7 @@ pub mod attachment;
 pub mod capture;
 pub mod cli;
 pub mod command;
+pub mod cpus;
 pub mod daemon;
 pub mod diagnosis;
 pub mod driver;

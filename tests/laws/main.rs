@@ -10,6 +10,7 @@ mod support;
 
 mod completions;
 mod control;
+mod cpus;
 mod env_files;
 mod fake;
 mod invented;

@@ -128,11 +128,11 @@ const _: () = {
 };
 
 impl Host {
-    /// This machine. Moves the process to `/`, so that no child that lives on keeps the caller's directory busy.
+    /// This machine. Moves the process out of the caller's directory.
     pub fn this_machine() -> io::Result<Self> {
         let cwd = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
         let runner = SystemRunner::new()?;
-        std::env::set_current_dir("/")?;
+        runner.leave_caller()?;
         Ok(Self {
             root: Root::new("/"),
             env: std::env::vars_os().collect(),

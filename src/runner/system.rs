@@ -59,6 +59,15 @@ impl SystemRunner {
         })
     }
 
+    /// Moves to `/`, so that no child that lives on keeps the caller's directory busy. A directory that we could not come
+    /// back to, such as another user's private one, is not left.
+    pub fn leave_caller(&self) -> io::Result<()> {
+        match &self.directory {
+            Some(_) => std::env::set_current_dir("/"),
+            None => Ok(()),
+        }
+    }
+
     /// Goes back to where the caller is.
     fn return_to_caller(&self) -> io::Result<()> {
         match &self.directory {

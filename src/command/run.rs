@@ -99,16 +99,16 @@ fn program(
 }
 
 fn failed(call: &Invocation, error: RunError) -> Error {
-    match error {
-        RunError::Spawn(source) => Error::CannotExecute {
-            program: call.program.clone(),
-            source,
-        },
-        RunError::Interrupted(signal) => Error::Interrupted(signal),
-        RunError::TimedOut(_) => Error::CannotExecute {
-            program: call.program.clone(),
-            source: std::io::ErrorKind::TimedOut.into(),
-        },
+    let source = match error {
+        RunError::Spawn(source) => source,
+        RunError::Interrupted(signal) => return Error::Interrupted(signal),
+        RunError::TimedOut(_) => std::io::ErrorKind::TimedOut.into(),
+    };
+    let mut files = call.candidates().into_iter();
+    Error::CannotExecute {
+        program: call.program.clone(),
+        file: files.find(|file| file.exists()),
+        source,
     }
 }
 

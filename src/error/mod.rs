@@ -127,6 +127,8 @@ pub enum Error {
     CannotExecute {
         /// The program as typed.
         program: PathBuf,
+        /// The first file that could have been meant.
+        file: Option<PathBuf>,
         /// The system's reason.
         source: io::Error,
     },
@@ -541,9 +543,9 @@ impl Error {
             Self::PipeTooLong { path, .. } => Some(format!("{path:?}")),
             Self::UnsafeDirectory { reason, .. } => Some(reason.clone()),
             Self::File { source, .. } | Self::Signal { source, .. } => Some(source.to_string()),
-            Self::CannotExecute { program, source } => Some(match source.kind() {
-                io::ErrorKind::NotFound if program.exists() => {
-                    "the interpreter that its first line names is not there".to_owned()
+            Self::CannotExecute { file, source, .. } => Some(match (source.kind(), file) {
+                (io::ErrorKind::NotFound, Some(file)) => {
+                    format!("{file:?} names an interpreter that is not there")
                 }
                 _ => source.to_string(),
             }),

@@ -6,6 +6,7 @@ mod system;
 
 use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -30,6 +31,23 @@ pub struct Invocation {
 }
 
 impl Invocation {
+    /// The files that execvp(3) would try for the program, in its order.
+    pub fn candidates(&self) -> Vec<PathBuf> {
+        let name = self.program.as_os_str().as_bytes();
+        if name.is_empty() {
+            return Vec::new();
+        }
+        if name.contains(&b'/') {
+            return vec![self.program.clone()];
+        }
+        let path = self.env.iter().find(|(key, _)| key == "PATH");
+        let path = path.map_or(OsStr::new("/bin:/usr/bin"), |(_, path)| path);
+        // An empty entry is the working directory.
+        std::env::split_paths(path)
+            .map(|directory| directory.join(&self.program))
+            .collect()
+    }
+
     /// What the program sees as its arguments, this name first.
     fn words<'c>(&'c self, name: &'c OsStr) -> Vec<&'c OsStr> {
         let arguments = self.args.iter().map(OsString::as_os_str);

@@ -2,11 +2,10 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{self, ErrorKind, Read, Seek};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -251,11 +250,26 @@ impl SystemRunner {
         finished
     }
 
-    /// A child that has the caller's descriptors, found on PATH as execvp(3) would find it.
+    /// A child that has the caller's descriptors, found as execvp(3) finds a program: what is not there or not for us is
+    /// passed over, and of all refusals a missing permission is the one to tell.
     fn spawn_heir(&self, call: &Invocation) -> io::Result<Child> {
-        let file = on_path(call)?;
+        let mut refusal = io::Error::from(Errno::ENOENT);
+        for file in call.candidates() {
+            match self.spawn_or_interpret(call, &file) {
+                Err(error) if is_passed_over(&error) => {
+                    if refusal.kind() != ErrorKind::PermissionDenied {
+                        refusal = error;
+                    }
+                }
+                result => return result,
+            }
+        }
+        Err(refusal)
+    }
+
+    fn spawn_or_interpret(&self, call: &Invocation, file: &Path) -> io::Result<Child> {
         let words = call.words(call.program.as_os_str());
-        match self.spawn(call, &file, &words, &Kinship::Heir) {
+        match self.spawn(call, file, &words, &Kinship::Heir) {
             // A script without a first line that names its interpreter.
             Err(error) if error.raw_os_error() == Some(Errno::ENOEXEC as i32) => {
                 let shell = Path::new("/bin/sh");
@@ -308,23 +322,16 @@ impl SystemRunner {
     }
 }
 
-/// The file that execvp(3) would execute for a call.
-fn on_path(call: &Invocation) -> io::Result<PathBuf> {
-    if call.program.as_os_str().as_bytes().contains(&b'/') {
-        return Ok(call.program.clone());
-    }
-    let path = call.env.iter().find(|(key, _)| key == "PATH");
-    let path = path.map_or(OsStr::new("/bin:/usr/bin"), |(_, path)| path);
-    let files: Vec<PathBuf> = std::env::split_paths(path)
-        // An empty entry is the working directory.
-        .map(|directory| Path::new(".").join(directory).join(&call.program))
-        .filter(|file| file.exists())
-        .collect();
-    let executable = files.iter().find(|file| crate::host::is_executable(file));
-    match executable.or(files.first()) {
-        Some(file) => Ok(file.clone()),
-        None => Err(Errno::ENOENT.into()),
-    }
+/// Whether execvp(3) goes on to the next directory of PATH.
+fn is_passed_over(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::NotFound
+            | ErrorKind::NotADirectory
+            | ErrorKind::PermissionDenied
+            | ErrorKind::StaleNetworkFileHandle
+            | ErrorKind::TimedOut
+    )
 }
 
 impl CommandRunner for SystemRunner {

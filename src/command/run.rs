@@ -16,7 +16,7 @@ use crate::limits::Limits;
 use crate::mps::{AskError, CONTROL, Control};
 use crate::nvidia_smi;
 use crate::process::{self, Running};
-use crate::record::DaemonRecord;
+use crate::record::{DaemonName, DaemonRecord};
 use crate::runner::{Invocation, Mode, RunError, hold_signals_to_pass_on};
 use crate::store::Store;
 use crate::topology;
@@ -178,6 +178,10 @@ fn start(
     if args.dry_run {
         return wanted.show(ui, false);
     }
+    let named = |name: &DaemonName| {
+        let found = daemon::select(host, store, Some(name.as_str()))?;
+        daemon::reachable(host, store, found)
+    };
     match wanted.start(ui) {
         Ok(record) => {
             ui.note(format!(
@@ -186,10 +190,9 @@ fn start(
             ));
             Ok(record)
         }
-        Err(Error::AlreadyLive { name, .. } | Error::GpuTaken { by: name, .. }) => {
-            let found = daemon::select(host, store, Some(name.as_str()))?;
-            daemon::reachable(host, store, found)
-        }
+        Err(Error::AlreadyLive { name, .. }) => named(&name),
+        // Whoever has named a daemon gets that one or none.
+        Err(Error::GpuTaken { by, .. }) if args.name.is_none() => named(&by),
         Err(error) => Err(error),
     }
 }

@@ -283,6 +283,7 @@ pub struct RunArgs {
     /// The daemon that serves this GPU: nvidia-smi's index or a UUID
     #[arg(
         long,
+        alias = "gpus",
         value_name = "GPU",
         allow_negative_numbers = true,
         conflicts_with = "name"

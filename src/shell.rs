@@ -113,6 +113,27 @@ pub fn quote_path(path: &Path) -> String {
     quote(&path.to_string_lossy())
 }
 
+/// A program as the word of a POSIX shell that is the command.
+pub fn quote_program(program: &Path) -> String {
+    let word = quote_path(program);
+    match is_assignment(&word) {
+        true => format!("'{word}'"),
+        false => word,
+    }
+}
+
+/// Whether a shell takes this plain word, in front of a command, for a variable's assignment.
+pub fn is_assignment(word: &str) -> bool {
+    word.split_once('=').is_some_and(|(name, _)| {
+        name.bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+            && name
+                .bytes()
+                .next()
+                .is_some_and(|byte| !byte.is_ascii_digit())
+    })
+}
+
 /// Newlines stand outside of the quotes, since `eval (cmd)` joins the lines of cmd with blanks.
 fn quote_fish(text: &str) -> String {
     let escaped = text.replace('\\', "\\\\").replace('\'', "\\'");
@@ -175,6 +196,15 @@ mod tests {
         assert_eq!(quote("~"), "'~'");
         assert_eq!(quote("=ls"), "'=ls'");
         assert_eq!(quote("a\nb"), "'a\nb'");
+    }
+
+    #[test]
+    fn a_program_is_no_assignment() {
+        let program = |name| quote_program(Path::new(name));
+        assert_eq!(program("A_1=b"), "'A_1=b'");
+        for name in ["ls", "=ls", "1=b", "./a=b", "/a=b", "a-b=c", "it's=b"] {
+            assert_eq!(program(name), quote(name));
+        }
     }
 
     #[test]

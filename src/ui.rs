@@ -334,7 +334,7 @@ fn command_line(call: &Invocation, before: &str) -> String {
         line.push_str(&format!("printf {} | ", shell::quote(&input)));
     }
     line.push_str(before);
-    line.push_str(&shell::quote_path(&call.program));
+    line.push_str(&shell::quote_program(&call.program));
     for argument in &call.args {
         line.push(' ');
         line.push_str(&shell::quote(&argument.to_string_lossy()));

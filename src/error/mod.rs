@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use crate::gpu::{GpuIdentity, GpuUuid, SelectorError, UuidError};
 use crate::rank::RankError;
 use crate::record::{DaemonName, NameError};
-use crate::shell::{Unwritable, quote_path};
+use crate::shell::{Unwritable, is_assignment, quote_path};
 
 /// What went wrong.
 #[derive(Debug, thiserror::Error)]
@@ -613,6 +613,9 @@ impl Error {
             },
             Self::NoDaemonForGpu(gpu) => format!("uni-cumps start --gpus {gpu}"),
             Self::Rank(error) => error.hint(),
+            Self::CannotExecute { program, .. } if is_assignment(&program.to_string_lossy()) => {
+                format!("to set a variable: uni-cumps run -- env {} …", quote_path(program))
+            }
             Self::CannotExecute { program, .. } if program.components().count() > 1 => {
                 format!("ls -l {}", quote_path(program))
             }

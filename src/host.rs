@@ -5,6 +5,7 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::runner::{CommandRunner, SystemRunner};
@@ -116,8 +117,8 @@ pub struct Host {
     pub uid: u32,
     /// Time.
     pub clock: Box<dyn Clock>,
-    /// Other programs.
-    pub runner: Box<dyn CommandRunner>,
+    /// Other programs. Shared, since a thread that waits for a call may have to be left behind.
+    pub runner: Arc<dyn CommandRunner>,
 }
 
 // The foreground daemon is waited for in a thread of its own.
@@ -140,7 +141,7 @@ impl Host {
             ourselves: std::env::current_exe()?,
             uid: nix::unistd::geteuid().as_raw(),
             clock: Box::new(SystemClock::default()),
-            runner: Box::new(runner),
+            runner: Arc::new(runner),
         })
     }
 
@@ -182,7 +183,7 @@ pub fn is_executable(file: &Path) -> bool {
 #[cfg(test)]
 pub mod fake {
     use std::collections::VecDeque;
-    use std::sync::Mutex;
+    use std::sync::{Arc, Mutex};
 
     use super::*;
     use crate::runner::{Finished, Invocation, RunError, Status};
@@ -235,7 +236,7 @@ pub mod fake {
             ourselves: PathBuf::from("/bin/uni-cumps"),
             uid: nix::unistd::geteuid().as_raw(),
             clock: Box::new(FakeClock::default()),
-            runner: Box::new(ScriptedRunner(Mutex::new(answers.into()))),
+            runner: Arc::new(ScriptedRunner(Mutex::new(answers.into()))),
         }
     }
 

@@ -42,6 +42,7 @@ pub mod ui;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use clap::Parser;
 
@@ -76,7 +77,7 @@ fn obey(args: Vec<OsString>, mut host: Host, ui: &mut Ui<'_>) -> u8 {
         Ok(cli) => {
             ui.show(&cli.show);
             if cli.show.verbose {
-                host.runner = Box::new(ui::Traced(host.runner));
+                host.runner = Arc::new(ui::Traced(host.runner));
             }
             command::run(&host, ui, &cli.command)
         }

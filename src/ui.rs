@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -293,7 +294,7 @@ fn toned(text: &str, tone: Tone, has_color: bool) -> String {
 }
 
 /// Makes calls as the runner in it does, and tells each of them on standard error, ready to paste.
-pub struct Traced(pub Box<dyn CommandRunner>);
+pub struct Traced(pub Arc<dyn CommandRunner>);
 
 impl CommandRunner for Traced {
     fn run(&self, call: &Invocation) -> Result<Finished, RunError> {

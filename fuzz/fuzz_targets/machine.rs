@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{LazyLock, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, SystemTime};
 
 use uni_cumps::Host;
@@ -48,6 +48,6 @@ pub fn host(runner: impl CommandRunner + 'static) -> Host {
         ourselves: PathBuf::from("/bin/uni-cumps"),
         uid: 0,
         clock: Box::new(StillClock::default()),
-        runner: Box::new(runner),
+        runner: Arc::new(runner),
     }
 }

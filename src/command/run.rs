@@ -1,11 +1,12 @@
 //! `run`: a program as a client of a daemon. It takes our place, unless it is to be proven that it really is one.
 
 use std::ffi::OsString;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::Duration;
 
-use crate::attachment;
+use crate::attachment::{self, Obstacle};
 use crate::cli::RunArgs;
 use crate::daemon::{self, State};
 use crate::error::{Error, SmiFailure};
@@ -17,7 +18,7 @@ use crate::mps::{AskError, CONTROL, Control};
 use crate::nvidia_smi;
 use crate::process::{self, Running};
 use crate::record::{DaemonName, DaemonRecord};
-use crate::runner::{Invocation, Mode, RunError, hold_signals_to_pass_on};
+use crate::runner::{Finished, Invocation, Mode, RunError, hold_signals_to_pass_on};
 use crate::store::Store;
 use crate::topology;
 use crate::ui::Ui;
@@ -202,7 +203,7 @@ enum Seen {
     /// One of its processes is a client.
     Client,
     /// The command has ended before.
-    End,
+    End(Result<Finished, RunError>),
     /// The time is up; why the daemon could not be asked, if it could not.
     Nothing(Option<AskError>),
 }
@@ -218,106 +219,106 @@ fn proven(
     let control = Control::find(host, &record.pipe_directory, &record.log_directory)
         .ok_or(Error::NoProgram(CONTROL))?;
     let _held = hold_signals_to_pass_on();
-    let ended = AtomicBool::new(false);
-    let has_ended = || ended.load(Ordering::Acquire);
-    thread::scope(|scope| {
-        let program = thread::Builder::new().spawn_scoped(scope, || {
-            let finished = host.runner.run(call);
-            ended.store(true, Ordering::Release);
-            finished
-        });
-        let program = program.map_err(|error| failed(call, RunError::Spawn(error)))?;
-        let waiting = format!("waiting for a client of daemon {}", record.name);
-        let limit = Duration::from_secs(seconds);
-        let seen = ui.waiting(&waiting, || watch(host, &control, limit, &has_ended));
-        let refusal = match &seen {
-            Seen::Client | Seen::End => None,
-            Seen::Nothing(unanswered) => Some(end_unattached(
-                host,
-                ui,
-                record,
-                seconds,
-                unanswered.as_ref(),
-            )),
-        };
-        let finished = match program.join() {
-            Ok(finished) => finished.map_err(|error| failed(call, error))?,
-            Err(panic) => std::panic::resume_unwind(panic),
-        };
-        match (refusal, seen) {
-            (Some(refusal), _) => Err(refusal),
-            (None, Seen::End) if finished.status.success() => Err(Error::EndedUnattached {
+    let not_run = |error| failed(call, error);
+    let command = Command::begin(host, call).map_err(not_run)?;
+    let waiting = format!("waiting for a client of daemon {}", record.name);
+    let limit = Duration::from_secs(seconds);
+    match ui.waiting(&waiting, || command.watch(&control, limit)) {
+        Seen::Client => Ok(command.end().map_err(not_run)?.status.shell_code()),
+        Seen::End(finished) => match finished.map_err(not_run)?.status {
+            status if status.success() => Err(Error::EndedUnattached {
                 name: record.name.clone(),
             }),
-            (None, _) => Ok(finished.status.shell_code()),
-        }
-    })
-}
-
-/// Looks again and again for a process of the command among the daemon's clients.
-fn watch(
-    host: &Host,
-    control: &Control<'_>,
-    limit: Duration,
-    has_ended: &dyn Fn() -> bool,
-) -> Seen {
-    let deadline = host.clock.monotonic() + limit;
-    let mut pause = PAUSES.0;
-    let mut members = Vec::new();
-    loop {
-        let left = deadline.saturating_sub(host.clock.monotonic());
-        // A client may be gone by the time we look for its pid.
-        members.extend(family(host).iter().map(|process| process.id.pid));
-        let clients = attachment::clients_of(control, ASK_LIMIT);
-        members.extend(family(host).iter().map(|process| process.id.pid));
-        members.sort_unstable();
-        members.dedup();
-        let unanswered = match clients {
-            Ok(clients) if clients.iter().any(|client| members.contains(&client.pid)) => {
-                return Seen::Client;
+            status => Ok(status.shell_code()),
+        },
+        Seen::Nothing(unanswered) => {
+            let causes = command.causes(record, unanswered.as_ref());
+            let ending = || process::end_all(host, &|| command.family(), END_LIMIT);
+            for left in ui.waiting("waiting for the command to end", ending) {
+                ui.note(format!("{} could not be ended", left.id));
             }
-            Ok(_) => None,
-            Err(error) => Some(error),
-        };
-        let ended = host.wait_for(pause.min(left), || has_ended().then_some(()));
-        if ended.is_some() {
-            return Seen::End;
+            Err(not_attached(record, seconds, causes))
         }
-        if left.is_zero() {
-            return Seen::Nothing(unanswered);
-        }
-        pause = (pause * 3 / 2).min(PAUSES.1);
     }
 }
 
-/// The processes of the command that run beside us. Whatever loses its parent becomes our child.
-fn family(host: &Host) -> Vec<Running> {
-    let us = i32::try_from(std::process::id()).unwrap_or_default();
-    process::descendants_of(host, us)
+/// The command that runs beside us. Whatever of it loses its parent becomes our child.
+struct Command<'h> {
+    host: &'h Host,
+    ended: Receiver<Result<Finished, RunError>>,
 }
 
-/// Ends a command that has no client, and says why it has none.
-fn end_unattached(
-    host: &Host,
-    ui: &mut Ui<'_>,
-    record: &DaemonRecord,
-    seconds: u64,
-    unanswered: Option<&AskError>,
-) -> Error {
-    let mut causes = Vec::new();
-    let mut remedies = Vec::new();
-    if let Some(error) = unanswered {
-        causes.push(format!("the daemon could not be asked: {error}"));
-        remedies.push("uni-cumps doctor".to_owned());
+impl<'h> Command<'h> {
+    /// Waits for the program's end in a thread that is left behind with a program that cannot be ended.
+    fn begin(host: &'h Host, call: &Invocation) -> Result<Self, RunError> {
+        let (tell, ended) = mpsc::channel();
+        let (runner, call) = (Arc::clone(&host.runner), call.clone());
+        thread::Builder::new()
+            .spawn(move || tell.send(runner.run(&call)))
+            .map_err(RunError::Spawn)?;
+        Ok(Self { host, ended })
     }
-    for obstacle in attachment::obstacles(host, record, &family(host)) {
-        causes.push(obstacle.what);
-        remedies.push(obstacle.remedy);
+
+    /// Waits for the end of the program.
+    fn end(&self) -> Result<Finished, RunError> {
+        let lost = |error| Err(RunError::Spawn(std::io::Error::other(error)));
+        self.ended.recv().unwrap_or_else(lost)
     }
-    let ending = || process::end_all(host, &|| family(host), END_LIMIT);
-    for left in ui.waiting("waiting for the command to end", ending) {
-        ui.note(format!("{} could not be ended", left.id));
+
+    /// The processes of the command.
+    fn family(&self) -> Vec<Running> {
+        let us = i32::try_from(std::process::id()).unwrap_or_default();
+        process::descendants_of(self.host, us)
     }
+
+    /// Looks again and again for a process of the command among the daemon's clients.
+    fn watch(&self, control: &Control<'_>, limit: Duration) -> Seen {
+        let deadline = self.host.clock.monotonic() + limit;
+        let mut pause = PAUSES.0;
+        loop {
+            let left = deadline.saturating_sub(self.host.clock.monotonic());
+            let unanswered = match self.has_client(control) {
+                Ok(true) => return Seen::Client,
+                Ok(false) => None,
+                Err(error) => Some(error),
+            };
+            let ended = || self.ended.try_recv().ok();
+            if let Some(finished) = self.host.wait_for(pause.min(left), ended) {
+                return Seen::End(finished);
+            }
+            if left.is_zero() {
+                return Seen::Nothing(unanswered);
+            }
+            pause = (pause * 3 / 2).min(PAUSES.1);
+        }
+    }
+
+    /// Whether a process of the command is among the daemon's clients. One may come or go while the daemon answers.
+    fn has_client(&self, control: &Control<'_>) -> Result<bool, AskError> {
+        let mut family = self.family();
+        let clients = attachment::clients_of(control, ASK_LIMIT)?;
+        family.extend(self.family());
+        Ok(family
+            .iter()
+            .any(|process| clients.iter().any(|client| client.pid == process.id.pid)))
+    }
+
+    /// Why the command has no client, as far as it can be told, with what to do about it.
+    fn causes(&self, record: &DaemonRecord, unanswered: Option<&AskError>) -> Vec<Obstacle> {
+        let unanswered = unanswered.map(|error| Obstacle {
+            what: format!("the daemon could not be asked: {error}"),
+            remedy: "uni-cumps doctor".to_owned(),
+        });
+        let others = attachment::obstacles(self.host, record, &self.family());
+        unanswered.into_iter().chain(others).collect()
+    }
+}
+
+fn not_attached(record: &DaemonRecord, seconds: u64, causes: Vec<Obstacle>) -> Error {
+    let (causes, remedies): (Vec<_>, Vec<_>) = causes
+        .into_iter()
+        .map(|cause| (cause.what, cause.remedy))
+        .unzip();
     Error::NotAttached {
         name: record.name.clone(),
         seconds,

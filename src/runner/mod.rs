@@ -136,7 +136,7 @@ pub enum RunError {
 }
 
 /// Makes calls happen.
-pub trait CommandRunner: Sync {
+pub trait CommandRunner: Send + Sync {
     /// Makes one call and waits for its end.
     fn run(&self, call: &Invocation) -> Result<Finished, RunError>;
 }

@@ -6,6 +6,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde_json::Value;
 use uni_cumps::host::Root;
@@ -408,7 +409,7 @@ fn diagnose(captured: &Path, args: &[&str]) -> Value {
     host.env = [("HOME", "/home/user"), ("PATH", "/bin")]
         .into_iter()
         .collect();
-    host.runner = Box::new(Captured(captured.to_owned(), SystemRunner::new().unwrap()));
+    host.runner = Arc::new(Captured(captured.to_owned(), SystemRunner::new().unwrap()));
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let mut ui = Ui::new((&mut out, false), (&mut err, false), false);
     let args = ["uni-cumps"].iter().chain(args).map(OsString::from);

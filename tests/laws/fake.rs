@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use uni_cumps::Host;
@@ -32,7 +32,7 @@ impl Clock for StillClock {
 }
 
 /// What a program does when it is called.
-pub(crate) type Answer = dyn Fn(&Invocation) -> Result<Finished, RunError> + Sync;
+pub(crate) type Answer = dyn Fn(&Invocation) -> Result<Finished, RunError> + Send + Sync;
 
 struct Programs(Box<Answer>);
 
@@ -51,7 +51,7 @@ pub(crate) fn host_with_programs(root: &Path, answer: Box<Answer>) -> Host {
         ourselves: PathBuf::from("/bin/uni-cumps"),
         uid: our_uid(),
         clock: Box::new(StillClock::default()),
-        runner: Box::new(Programs(answer)),
+        runner: Arc::new(Programs(answer)),
     }
 }
 

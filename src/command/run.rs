@@ -202,7 +202,7 @@ fn start(
 enum Seen {
     /// One of its processes is a client.
     Client,
-    /// The command has ended before.
+    /// The program has ended before.
     End(Result<Finished, RunError>),
     /// The time is up; why the daemon could not be asked, if it could not.
     Nothing(Option<AskError>),
@@ -259,6 +259,20 @@ impl<'h> Command<'h> {
         Ok(Self { host, ended })
     }
 
+    /// Waits until the program runs, and says how it has ended if it could not or does no longer. Before that, a signal
+    /// that is meant for it would end our question to the daemon.
+    fn has_begun(&self, limit: Duration) -> Option<Result<Finished, RunError>> {
+        let begun = || match self.has_ended() {
+            Some(finished) => Some(Some(finished)),
+            None => (!self.family().is_empty()).then_some(None),
+        };
+        self.host.wait_for(limit, begun).flatten()
+    }
+
+    fn has_ended(&self) -> Option<Result<Finished, RunError>> {
+        self.ended.try_recv().ok()
+    }
+
     /// Waits for the end of the program.
     fn end(&self) -> Result<Finished, RunError> {
         let lost = |error| Err(RunError::Spawn(std::io::Error::other(error)));
@@ -274,6 +288,9 @@ impl<'h> Command<'h> {
     /// Looks again and again for a process of the command among the daemon's clients.
     fn watch(&self, control: &Control<'_>, limit: Duration) -> Seen {
         let deadline = self.host.clock.monotonic() + limit;
+        if let Some(finished) = self.has_begun(limit) {
+            return Seen::End(finished);
+        }
         let mut pause = PAUSES.0;
         loop {
             let left = deadline.saturating_sub(self.host.clock.monotonic());
@@ -282,8 +299,7 @@ impl<'h> Command<'h> {
                 Ok(false) => None,
                 Err(error) => Some(error),
             };
-            let ended = || self.ended.try_recv().ok();
-            if let Some(finished) = self.host.wait_for(pause.min(left), ended) {
+            if let Some(finished) = self.host.wait_for(pause.min(left), || self.has_ended()) {
                 return Seen::End(finished);
             }
             if left.is_zero() {

@@ -174,7 +174,11 @@ pub fn children_of(host: &Host, pid: i32) -> Vec<Running> {
 
 /// All running processes that a process has started, as far as they still have it as an ancestor.
 pub fn descendants_of(host: &Host, pid: i32) -> Vec<Running> {
-    let mut found = children_of(host, pid);
+    with_descendants(host, children_of(host, pid))
+}
+
+/// These processes and all running ones that they have started.
+pub fn with_descendants(host: &Host, mut found: Vec<Running>) -> Vec<Running> {
     let mut next = 0;
     while let Some(parent) = found.get(next).map(|process| process.id.pid) {
         next += 1;

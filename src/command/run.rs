@@ -245,18 +245,26 @@ fn proven(
 /// The command that runs beside us. Whatever of it loses its parent becomes our child.
 struct Command<'h> {
     host: &'h Host,
+    /// Children that we had before: jobs of a shell that has become us, or the daemon where we are a container's first
+    /// process.
+    strangers: Vec<Running>,
     ended: Receiver<Result<Finished, RunError>>,
 }
 
 impl<'h> Command<'h> {
     /// Waits for the program's end in a thread that is left behind with a program that cannot be ended.
     fn begin(host: &'h Host, call: &Invocation) -> Result<Self, RunError> {
+        let strangers = process::children_of(host, our_pid());
         let (tell, ended) = mpsc::channel();
         let (runner, call) = (Arc::clone(&host.runner), call.clone());
         thread::Builder::new()
             .spawn(move || tell.send(runner.run(&call)))
             .map_err(RunError::Spawn)?;
-        Ok(Self { host, ended })
+        Ok(Self {
+            host,
+            strangers,
+            ended,
+        })
     }
 
     /// Waits until the program runs, and says how it has ended if it could not or does no longer. Before that, a signal
@@ -281,8 +289,9 @@ impl<'h> Command<'h> {
 
     /// The processes of the command.
     fn family(&self) -> Vec<Running> {
-        let us = i32::try_from(std::process::id()).unwrap_or_default();
-        process::descendants_of(self.host, us)
+        let mut family = process::children_of(self.host, our_pid());
+        family.retain(|child| !self.strangers.iter().any(|known| known.id == child.id));
+        process::with_descendants(self.host, family)
     }
 
     /// Looks again and again for a process of the command among the daemon's clients.
@@ -328,6 +337,10 @@ impl<'h> Command<'h> {
         let others = attachment::obstacles(self.host, record, &self.family());
         unanswered.into_iter().chain(others).collect()
     }
+}
+
+fn our_pid() -> i32 {
+    i32::try_from(std::process::id()).unwrap_or_default()
 }
 
 fn not_attached(record: &DaemonRecord, seconds: u64, causes: Vec<Obstacle>) -> Error {

@@ -23,8 +23,8 @@ use crate::store::Store;
 use crate::topology;
 use crate::ui::Ui;
 
-/// How long one question to the daemon may take.
-const ASK_LIMIT: Duration = Duration::from_secs(5);
+/// How long one question to the daemon may take: when the time is up, and while there is plenty of it.
+const ASK_LIMITS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
 /// Time between two questions: at first, and in the end. Each leaves five lines in the daemon's log.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 /// How long a command that is ended may take to end.
@@ -296,14 +296,15 @@ impl<'h> Command<'h> {
 
     /// Looks again and again for a process of the command among the daemon's clients.
     fn watch(&self, control: &Control<'_>, limit: Duration) -> Seen {
-        let deadline = self.host.clock.monotonic() + limit;
         if let Some(finished) = self.has_begun(limit) {
             return Seen::End(finished);
         }
-        let mut pause = PAUSES.0;
+        let now = || self.host.clock.monotonic();
+        let (mut left, mut pause) = (limit, PAUSES.0);
         loop {
-            let left = deadline.saturating_sub(self.host.clock.monotonic());
-            let unanswered = match self.has_client(control) {
+            let (is_last, begun) = (left.is_zero(), now());
+            let ask_limit = left.clamp(ASK_LIMITS.0, ASK_LIMITS.1);
+            let unanswered = match self.has_client(control, ask_limit) {
                 Ok(true) => return Seen::Client,
                 Ok(false) => None,
                 Err(error) => Some(error),
@@ -311,17 +312,19 @@ impl<'h> Command<'h> {
             if let Some(finished) = self.host.wait_for(pause.min(left), || self.has_ended()) {
                 return Seen::End(finished);
             }
-            if left.is_zero() {
+            if is_last {
                 return Seen::Nothing(unanswered);
             }
+            // No more than it may take: Ctrl-Z stops us, and the command, but not the clock.
+            left = left.saturating_sub((now() - begun).min(ask_limit + pause));
             pause = (pause * 3 / 2).min(PAUSES.1);
         }
     }
 
     /// Whether a process of the command is among the daemon's clients. One may come or go while the daemon answers.
-    fn has_client(&self, control: &Control<'_>) -> Result<bool, AskError> {
+    fn has_client(&self, control: &Control<'_>, limit: Duration) -> Result<bool, AskError> {
         let mut family = self.family();
-        let clients = attachment::clients_of(control, ASK_LIMIT)?;
+        let clients = attachment::clients_of(control, limit)?;
         family.extend(self.family());
         Ok(family
             .iter()

@@ -194,18 +194,21 @@ pub fn with_descendants(host: &Host, mut found: Vec<Running>) -> Vec<Running> {
 /// Ends a family of processes of ours, whoever joins it meanwhile: first with SIGTERM, after `limit` with SIGKILL. What is
 /// still there after as long again is returned.
 pub fn end_all(host: &Host, family: &dyn Fn() -> Vec<Running>, limit: Duration) -> Vec<Running> {
+    // One whose parent ends during a look, and that so becomes another one's child, may be missed by it.
+    let nobody = || (family().is_empty() && family().is_empty()).then_some(());
     let signal_all = |signal: fn(&Handle) -> io::Result<()>| {
-        let members = family();
-        for member in &members {
+        for member in family() {
             // One that is gone, or that may not be signalled, shows at the next look.
             let _ = Handle::of(host, member.id).map(|handle| handle.map(|handle| signal(&handle)));
         }
-        members.is_empty().then_some(())
     };
-    let ended = signal_all(Handle::terminate)
-        .or_else(|| host.wait_for(limit, || family().is_empty().then_some(())))
-        .or_else(|| host.wait_for(limit, || signal_all(Handle::kill)));
-    match ended {
+    let killed = || {
+        signal_all(Handle::kill);
+        nobody()
+    };
+    signal_all(Handle::terminate);
+    let ended = host.wait_for(limit, nobody);
+    match ended.or_else(|| host.wait_for(limit, killed)) {
         Some(()) => Vec::new(),
         None => family(),
     }

@@ -102,7 +102,7 @@ fn of_process(host: &Host, record: &DaemonRecord, process: &Running) -> Vec<Obst
     if process.stopped {
         found.push(obstacle(
             format!("{who} is stopped"),
-            format!("kill -CONT {pid}"),
+            "find out what stops it: a debugger, or reading a terminal in the background (then: </dev/null)",
         ));
     }
     if !daemon::serves(record.uid, process.uid) {

@@ -191,27 +191,25 @@ pub fn with_descendants(host: &Host, mut found: Vec<Running>) -> Vec<Running> {
     found
 }
 
-/// Ends a family of processes of ours, whoever joins it meanwhile: first with SIGTERM, after `limit` with SIGKILL. What is
-/// still there after as long again is returned.
+/// Ends a family of processes, whoever joins it meanwhile: first with SIGTERM, after `limit` with SIGKILL. What is still
+/// there after as long again, or cannot be signalled, is returned.
 pub fn end_all(host: &Host, family: &dyn Fn() -> Vec<Running>, limit: Duration) -> Vec<Running> {
-    // One whose parent ends during a look, and that so becomes another one's child, may be missed by it.
-    let nobody = || (family().is_empty() && family().is_empty()).then_some(());
     let signal_all = |signal: fn(&Handle) -> io::Result<()>| {
-        for member in family() {
-            // One that is gone, or that may not be signalled, shows at the next look.
-            let _ = Handle::of(host, member.id).map(|handle| handle.map(|handle| signal(&handle)));
-        }
+        let members = family();
+        let reached = members.iter().filter(|member| {
+            let handle = Handle::of(host, member.id);
+            handle.is_ok_and(|handle| handle.is_some_and(|handle| signal(&handle).is_ok()))
+        });
+        reached.count()
     };
-    let killed = || {
-        signal_all(Handle::kill);
-        nobody()
-    };
-    signal_all(Handle::terminate);
-    let ended = host.wait_for(limit, nobody);
-    match ended.or_else(|| host.wait_for(limit, killed)) {
-        Some(()) => Vec::new(),
-        None => family(),
+    // Two looks: one whose parent ends during a look, and that so becomes another one's child, may be missed by it.
+    let is_gone = || (family().is_empty() && family().is_empty()).then_some(());
+    let kill = || (signal_all(Handle::kill) + signal_all(Handle::kill) == 0).then_some(());
+    if signal_all(Handle::terminate) > 0 && host.wait_for(limit, is_gone).is_some() {
+        return Vec::new();
     }
+    host.wait_for(limit, kill);
+    family()
 }
 
 /// The running processes of this user that were called as `program` with this variable in their environment.

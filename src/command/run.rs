@@ -226,9 +226,16 @@ fn proven(
     match ui.waiting(&waiting, || command.watch(&control, limit)) {
         Seen::Client => Ok(command.end().map_err(not_run)?.status.shell_code()),
         Seen::End(finished) => match finished.map_err(not_run)?.status {
-            status if status.success() => Err(Error::EndedUnattached {
-                name: record.name.clone(),
-            }),
+            status if status.success() => {
+                let left = command.family();
+                if !left.is_empty() {
+                    let pids: Vec<String> = left.iter().map(|one| one.id.to_string()).collect();
+                    ui.note(format!("of the command still runs: {}", pids.join(", ")));
+                }
+                Err(Error::EndedUnattached {
+                    name: record.name.clone(),
+                })
+            }
             status => Ok(status.shell_code()),
         },
         Seen::Nothing(unanswered) => {

@@ -29,6 +29,8 @@ const ASK_LIMITS: (Duration, Duration) = (Duration::from_secs(1), Duration::from
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 /// How long a command that is ended may take to end.
 const END_LIMIT: Duration = Duration::from_secs(5);
+/// How many causes are told: a command may have hundreds of processes.
+const TOLD: usize = 8;
 
 /// What `env` and GNU's other tools use, so that the program's own status can be told from our failures.
 pub(super) fn exit_status(error: &Error) -> u8 {
@@ -354,14 +356,17 @@ fn our_pid() -> i32 {
 }
 
 fn not_attached(record: &DaemonRecord, seconds: u64, causes: Vec<Obstacle>) -> Error {
-    let (causes, remedies): (Vec<_>, Vec<_>) = causes
-        .into_iter()
-        .map(|cause| (cause.what, cause.remedy))
-        .unzip();
+    let remedy = causes.first().map(|cause| cause.remedy.clone());
+    let mut causes: Vec<String> = causes.into_iter().map(|cause| cause.what).collect();
+    let untold = causes.len().saturating_sub(TOLD);
+    if untold > 0 {
+        causes.truncate(TOLD);
+        causes.push(format!("and {untold} more like these"));
+    }
     Error::NotAttached {
         name: record.name.clone(),
         seconds,
         causes,
-        remedy: remedies.into_iter().next().unwrap_or_default(),
+        remedy: remedy.unwrap_or_default(),
     }
 }

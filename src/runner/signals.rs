@@ -54,6 +54,12 @@ pub(super) fn signals_to_pass_on() -> SigSet {
     ])
 }
 
+/// Whether it can be told how a child has ended. Where SIGCHLD is ignored, as some supervisors hand it on, the kernel
+/// throws that away.
+pub(super) fn ends_are_told() -> bool {
+    not_ignored(&[Signal::SIGCHLD]).contains(Signal::SIGCHLD)
+}
+
 fn not_ignored(signals: &[Signal]) -> SigSet {
     let status = procfs::process::Process::myself().and_then(|process| process.status());
     let ignored = status.map_or(0, |status| status.sigign);

@@ -20,7 +20,9 @@ use nix::unistd::{Pid, getpgid, getpid};
 use rustix::fs::OFlags;
 
 use super::child::{Child, Kinship};
-use super::signals::{Arrival, Arrivals, hold, hold_signals, signals_to_hold, signals_to_pass_on};
+use super::signals::{
+    Arrival, Arrivals, ends_are_told, hold, hold_signals, signals_to_hold, signals_to_pass_on,
+};
 use super::{CommandRunner, Finished, Invocation, Mode, RunError, Status};
 
 /// Makes calls happen on this machine.
@@ -167,6 +169,11 @@ impl SystemRunner {
         words: &[&OsStr],
         kinship: &Kinship<'_>,
     ) -> io::Result<Child> {
+        if !ends_are_told() {
+            return Err(io::Error::other(
+                "SIGCHLD is ignored, so that nobody could tell how a program ends; put this in front of uni-cumps: env --default-signal=CHLD",
+            ));
+        }
         let mut calls = self.calls();
         let child = Child::start(file, words, &call.env, &self.child_mask, kinship)?;
         calls.push(child.pid);

@@ -223,9 +223,12 @@ fn proven(
     let _held = hold_signals_to_pass_on();
     let not_run = |error| failed(call, error);
     let command = Command::begin(host, call).map_err(not_run)?;
-    let waiting = format!("waiting for a client of daemon {}", record.name);
+    let waiting = format!(
+        "waiting for a client of daemon {} ({seconds} s at the most)",
+        record.name
+    );
     let limit = Duration::from_secs(seconds);
-    match ui.waiting(&waiting, || command.watch(&control, limit)) {
+    match ui.waiting_beside(&waiting, || command.watch(&control, limit)) {
         Seen::Client => Ok(command.end().map_err(not_run)?.status.shell_code()),
         Seen::End(finished) => match finished.map_err(not_run)?.status {
             status if status.success() => {
@@ -243,7 +246,7 @@ fn proven(
         Seen::Nothing(unanswered) => {
             let causes = command.causes(record, unanswered.as_ref());
             let ending = || process::end_all(host, &|| command.family(), END_LIMIT);
-            for left in ui.waiting("waiting for the command to end", ending) {
+            for left in ui.waiting_beside("waiting for the command to end", ending) {
                 ui.note(format!("{} could not be ended", left.id));
             }
             Err(not_attached(record, seconds, causes))

@@ -25,7 +25,8 @@ use crate::ui::Ui;
 
 /// How long one question to the daemon may take: when the time is up, and while there is plenty of it.
 const ASK_LIMITS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(5));
-/// Time between two questions: at first, and in the end. Each leaves five lines in the daemon's log.
+/// Time before a question: at first, when it shows whether the program can be run at all, and in the end. Each question
+/// leaves five lines in the daemon's log.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
 /// How long a command that is ended may take to end.
 const END_LIMIT: Duration = Duration::from_secs(5);
@@ -314,17 +315,17 @@ impl<'h> Command<'h> {
         let now = || self.host.clock.monotonic();
         let (mut left, mut pause) = (limit, PAUSES.0);
         loop {
-            let (is_last, begun) = (left.is_zero(), now());
+            let begun = now();
+            if let Some(finished) = self.host.wait_for(pause.min(left), || self.has_ended()) {
+                return Seen::End(finished);
+            }
             let ask_limit = left.clamp(ASK_LIMITS.0, ASK_LIMITS.1);
             let unanswered = match self.has_client(control, ask_limit) {
                 Ok(true) => return Seen::Client,
                 Ok(false) => None,
                 Err(error) => Some(error),
             };
-            if let Some(finished) = self.host.wait_for(pause.min(left), || self.has_ended()) {
-                return Seen::End(finished);
-            }
-            if is_last {
+            if left <= pause {
                 return Seen::Nothing(unanswered);
             }
             // No more than it may take: Ctrl-Z stops us, and the command, but not the clock.

@@ -347,9 +347,11 @@ pub fn signal(pid: i32, signal: nix::sys::signal::Signal) {
 /// Stops a process, as Ctrl-Z would, and waits until it stands still.
 pub fn freeze(pid: i32) {
     signal(pid, nix::sys::signal::Signal::SIGSTOP);
-    wait_until("the process is stopped", || {
-        stat_fields(pid).is_some_and(|fields| fields[0] == "T")
-    });
+    wait_until("the process is stopped", || is_stopped(pid));
+}
+
+pub fn is_stopped(pid: i32) -> bool {
+    stat_fields(pid).is_some_and(|fields| fields[0] == "T")
 }
 
 pub fn set_mode(path: impl AsRef<Path>, mode: u32) {
@@ -504,10 +506,10 @@ impl<'s> Call<'s> {
 
     /// Starts the call and leaves it running.
     pub fn spawn(mut self) -> Child {
-        // A shell that runs the tests with `&` lets them ignore SIGINT, and so would uni-cumps.
+        // A shell that runs the tests with `&` lets them ignore SIGINT and SIGQUIT, and so would uni-cumps.
         let status = procfs::process::Process::myself().and_then(|process| process.status());
         if status.unwrap().sigign & 1 << (nix::libc::SIGINT - 1) != 0 {
-            self = self.under(["/usr/bin/env", "--default-signal=INT"]);
+            self = self.under(["/usr/bin/env", "--default-signal=INT,QUIT"]);
         }
         let mut command = self.command();
         command.stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -9,6 +9,7 @@ mod support;
 
 mod bounded_stop;
 mod lifecycle;
+mod run;
 mod surroundings;
 mod trouble;
 mod two_users;
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
     let tests: Vec<Test> = [
         bounded_stop::TESTS,
         lifecycle::TESTS,
+        run::TESTS,
         surroundings::TESTS,
         trouble::TESTS,
         two_users::TESTS,

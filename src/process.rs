@@ -143,6 +143,13 @@ pub fn program_name(host: &Host, pid: i32) -> Option<String> {
     Some(program.rsplit('/').next()?.to_owned())
 }
 
+/// Whether a process has written anything anywhere; one that we may not look at may have.
+pub fn has_written(host: &Host, pid: i32) -> bool {
+    let io = fs::read_to_string(proc_path(host, pid, "io")).unwrap_or_default();
+    let written = io.lines().find_map(|line| line.strip_prefix("wchar: "));
+    written != Some("0")
+}
+
 /// Whether we may see a process's environment and memory map.
 pub fn may_be_looked_at(host: &Host, pid: i32) -> bool {
     fs::File::open(proc_path(host, pid, "environ")).is_ok()

@@ -146,19 +146,14 @@ impl<'w> Ui<'w> {
 
     /// Lets time pass with `work` and shows a person how much of it, in a line that is gone afterwards.
     pub fn waiting<T>(&self, what: &str, work: impl FnOnce() -> T) -> T {
-        self.showing(|done| spin(what, done), work)
+        self.waiting_beside(what, &|| true, work)
     }
 
-    /// Likewise while a program has the terminal: in a line that stays, since one that is drawn again and again would mix
-    /// with the program's.
-    pub fn waiting_beside<T>(&self, what: &str, work: impl FnOnce() -> T) -> T {
-        self.showing(|done| tell(what, done), work)
-    }
-
-    /// Lets `show` run beside `work` if a person is there to see it.
-    fn showing<T>(
+    /// Likewise while a program has the terminal, as long as that `is_silent`: with its lines ours would mix.
+    pub fn waiting_beside<T>(
         &self,
-        show: impl FnOnce(&mpsc::Receiver<()>) + Send,
+        what: &str,
+        is_silent: &(dyn Fn() -> bool + Sync),
         work: impl FnOnce() -> T,
     ) -> T {
         let is_watched = self.err_is_terminal && !self.quiet && !self.verbose;
@@ -167,7 +162,7 @@ impl<'w> Ui<'w> {
         }
         thread::scope(|scope| {
             let (working, done) = mpsc::channel::<()>();
-            scope.spawn(move || show(&done));
+            scope.spawn(move || spin(what, is_silent, &done));
             let result = work();
             drop(working);
             result
@@ -376,24 +371,12 @@ fn cuda_variables(call: &Invocation) -> String {
 /// A wait of less time than this is not worth a word.
 const UNSEEN: Duration = Duration::from_millis(400);
 
-/// Whether `done` is still open after this time.
-fn goes_on(done: &mpsc::Receiver<()>, time: Duration) -> bool {
-    done.recv_timeout(time) == Err(RecvTimeoutError::Timeout)
-}
-
-/// Says it once on standard error unless `done` is closed soon.
-fn tell(what: &str, done: &mpsc::Receiver<()>) {
-    if goes_on(done, UNSEEN) {
-        // Nobody could be told of a failure.
-        let _ = writeln!(io::stderr(), "{what}");
-    }
-}
-
-/// Draws a spinner on standard error until `done` is closed, and takes it away again. It stands behind the cursor, which
-/// stays where it is, and never goes on to a second line: a program may be printing there, or waiting for an answer.
-fn spin(what: &str, done: &mpsc::Receiver<()>) {
+/// Draws a spinner on standard error until `done` is closed or there is no silence any more, and takes it away again. It
+/// stands behind the cursor, which stays where it is, and never goes on to a second line.
+fn spin(what: &str, is_silent: &dyn Fn() -> bool, done: &mpsc::Receiver<()>) {
     let begun = Instant::now();
-    if !goes_on(done, UNSEEN) {
+    let goes_on = |time| done.recv_timeout(time) == Err(RecvTimeoutError::Timeout) && is_silent();
+    if !goes_on(UNSEEN) {
         return;
     }
     let mut err = io::stderr();
@@ -404,7 +387,7 @@ fn spin(what: &str, done: &mpsc::Receiver<()>) {
             err,
             "\x1b7\x1b[?7l{frame} {what} ({seconds} s)\x1b[K\x1b[?7h\x1b8"
         );
-        if !goes_on(done, Duration::from_millis(125)) {
+        if !goes_on(Duration::from_millis(125)) {
             break;
         }
     }

@@ -224,12 +224,14 @@ fn proven(
     let _held = hold_signals_to_pass_on();
     let not_run = |error| failed(call, error);
     let command = Command::begin(host, call).map_err(not_run)?;
-    let waiting = format!(
-        "waiting for a client of daemon {} ({seconds} s at the most)",
-        record.name
-    );
+    let waiting = format!("waiting for a client of daemon {}", record.name);
+    let (strangers, us) = (command.strangers.clone(), our_pid());
+    let is_silent = || {
+        let mut command = family(host, us, &strangers).into_iter();
+        !command.any(|process| process::has_written(host, process.id.pid))
+    };
     let limit = Duration::from_secs(seconds);
-    match ui.waiting_beside(&waiting, || command.watch(&control, limit)) {
+    match ui.waiting_beside(&waiting, &is_silent, || command.watch(&control, limit)) {
         Seen::Client => Ok(command.end().map_err(not_run)?.status.shell_code()),
         Seen::End(finished) => match finished.map_err(not_run)?.status {
             status if status.success() => {
@@ -247,7 +249,7 @@ fn proven(
         Seen::Nothing(unanswered) => {
             let causes = command.causes(record, unanswered.as_ref());
             let ending = || process::end_all(host, &|| command.family(), END_LIMIT);
-            for left in ui.waiting_beside("waiting for the command to end", ending) {
+            for left in ui.waiting_beside("waiting for the command to end", &is_silent, ending) {
                 ui.note(format!("{} could not be ended", left.id));
             }
             Err(not_attached(record, seconds, causes))
@@ -302,9 +304,7 @@ impl<'h> Command<'h> {
 
     /// The processes of the command.
     fn family(&self) -> Vec<Running> {
-        let mut family = process::children_of(self.host, our_pid());
-        family.retain(|child| !self.strangers.iter().any(|known| known.id == child.id));
-        process::with_descendants(self.host, family)
+        family(self.host, our_pid(), &self.strangers)
     }
 
     /// Looks again and again for a process of the command among the daemon's clients.
@@ -353,6 +353,13 @@ impl<'h> Command<'h> {
         let others = attachment::obstacles(self.host, record, &self.family());
         unanswered.into_iter().chain(others).collect()
     }
+}
+
+/// What we have started, but for these strangers and all that is theirs.
+fn family(host: &Host, us: i32, strangers: &[Running]) -> Vec<Running> {
+    let mut family = process::children_of(host, us);
+    family.retain(|child| !strangers.iter().any(|known| known.id == child.id));
+    process::with_descendants(host, family)
 }
 
 fn our_pid() -> i32 {

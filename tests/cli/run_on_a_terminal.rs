@@ -121,32 +121,41 @@ fn a_program_reads_from_the_terminal() {
 }
 
 #[test]
-fn a_person_sees_what_is_waited_for_and_the_programs_lines_as_they_are() {
+fn a_person_sees_what_is_waited_for_while_the_program_is_silent() {
     let machine = machine();
-    let line = "for i in 1 2 3 4 5 6; do echo $i; sleep 0.15; done; echo -n prompt; sleep 600";
-    let run = |options: &str| run_sh(&format!("--require-mps=1 {options}"), line);
-    let seen = |line: &str| typed(&machine, line, ":").finish().exited(125).text();
-    let text = seen(&run(""));
-    let (before, after) = text
-        .split_once("waiting for a client of daemon a (1 s at the most)\r\n")
-        .unwrap();
-    let (program, failure) = after
-        .split_once("\x1b[31merror\x1b[0m: the command was ended")
-        .unwrap();
-    assert_eq!(
-        format!("{before}{program}"),
-        "1\r\n2\r\n3\r\n4\r\n5\r\n6\r\nprompt"
-    );
-    assert!(!failure.contains("waiting"), "{text:?}");
-    for line in [run("-q"), format!("{} 2>&1 | cat; exit 125", run(""))] {
-        let text = seen(&line);
-        assert!(text.contains("the command was ended"), "{text:?}");
+    let seen = |options: &str, line: &str, code| {
+        let call = typed(&machine, &run_sh(options, line), ":");
+        call.finish().exited(code).text()
+    };
+    let text = seen("--require-mps", "sleep 1.6; exit 3", 3);
+    for frame in [
+        "| waiting for a client of daemon a (0 s)",
+        "/ waiting for a client of daemon a (1 s)",
+    ] {
+        assert!(text.contains(frame), "{text:?}");
+    }
+    assert!(text.ends_with("\x1b8\x1b[K"), "{text:?}");
+    for options in ["-q --require-mps", "-v --require-mps"] {
+        let text = seen(options, "sleep 0.6; exit 3", 3);
         assert!(!text.contains("waiting for"), "{text:?}");
     }
-    let default = run_sh("--require-mps", "sleep 0.6; exit 3");
-    let text = typed(&machine, &default, ":").finish().exited(3).text();
-    assert_eq!(
-        text,
-        "waiting for a client of daemon a (30 s at the most)\r\n"
+    let piped = format!(
+        "{} 2>&1 | cat",
+        run_sh("--require-mps", "sleep 0.6; exit 3")
     );
+    let text = typed(&machine, &piped, ":").finish().exited(0).text();
+    assert!(!text.contains("waiting for"), "{text:?}");
+}
+
+#[test]
+fn a_programs_lines_stay_as_they_are() {
+    let machine = machine();
+    let line = "for i in 1 2 3 4 5 6; do echo $i; sleep 0.15; done; echo -n prompt; sleep 600";
+    let call = typed(&machine, &run_sh("--require-mps=1", line), ":");
+    let text = call.finish().exited(125).text();
+    let (program, failure) = text
+        .split_once("\x1b[31merror\x1b[0m: the command was ended")
+        .unwrap();
+    assert_eq!(program, "1\r\n2\r\n3\r\n4\r\n5\r\n6\r\nprompt");
+    assert!(!failure.contains("waiting"), "{text:?}");
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::support::{Call, N0, Sandbox, is_running, pid};
+use crate::support::{Call, N0, Sandbox, is_running, pid, wait_until};
 use crate::{Driver, Test};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -40,8 +40,11 @@ fn a_program_reaches_just_this_daemon(driver: &Driver) {
         .env("CUDA_MPS_PIPE_DIRECTORY", machine.runtime().join("a/pipe"))
         .prints("")
         .said_nothing();
+    // The log comes after the answer.
+    wait_until("b has logged the question", || {
+        log(&machine, "b")[before[1].len()..].contains("get_server_list")
+    });
     assert_eq!(log(&machine, "a"), before[0]);
-    assert!(log(&machine, "b")[before[1].len()..].contains("get_server_list"));
     // Without the environment it finds nobody.
     let nobody = format!("unset CUDA_MPS_PIPE_DIRECTORY; {ASK}");
     run_sh(&machine, &["--name", "b"], &nobody)

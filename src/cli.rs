@@ -2,12 +2,15 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
 
+use crate::cpus::{CpuSet, Setting};
 use crate::env_file::Format;
+use crate::gpu::{PciAddress, PciAddressError};
 use crate::limits::{MemoryLimit, Priority, ThreadPercentage};
 use crate::shell::Shell;
 
@@ -107,6 +110,8 @@ pub enum Command {
     Env(EnvArgs),
     /// Run a program as a client of a recorded daemon
     Run(RunArgs),
+    /// Show which CPUs the processes of each GPU should use; changes nothing
+    Cpus(CpusArgs),
     /// Remove what daemons that are gone have left behind
     Prune(PruneArgs),
     /// Prove that a learner and a collector share one GPU through MPS; changes nothing
@@ -316,12 +321,110 @@ pub struct RunArgs {
     /// Start the daemon if it is not live
     #[arg(long)]
     pub start: bool,
+    /// Bind the program to CPUs: its share of those near its GPU (auto), all of them (node), a list, or off
+    #[arg(long, value_name = "auto|node|off|LIST", default_value = "off")]
+    pub cpus: CpuChoice,
+    /// Fail if the program cannot be bound, rather than run it unbound
+    #[arg(long)]
+    pub strict_cpus: bool,
     /// Only show the program calls, ready to paste; nothing is touched
     #[arg(long)]
     pub dry_run: bool,
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
+}
+
+/// `cpus`
+#[derive(Debug, Args)]
+pub struct CpusArgs {
+    /// The GPUs of the workers: nvidia-smi's indices or UUIDs, or all [default: the visible ones]
+    #[arg(long, value_name = "GPUS", allow_negative_numbers = true)]
+    pub gpus: Option<String>,
+    /// Where workers run: auto (by the place of their GPU), off, or the CPU of the first one
+    #[arg(long, value_name = "auto|off|N", default_value = "auto")]
+    pub core: Setting,
+    /// How many workers each GPU has
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub workers: u16,
+    /// Plan for the machine whose /sys and /proc lie in this directory, as doctor --capture writes them
+    #[arg(long, value_name = "DIR", value_parser = directory(), value_hint = ValueHint::DirPath, conflicts_with = "gpus")]
+    pub root: Option<PathBuf>,
+    /// Plan for a process that may use these CPUs, such as 0-7,16-23
+    #[arg(long, value_name = "LIST")]
+    pub mask: Option<CpuSet>,
+    /// Plan for a process that a cgroup lets use this many CPUs, such as 2.5
+    #[arg(long, value_name = "CPUS", value_parser = quota)]
+    pub quota: Option<f64>,
+    /// The PCI address of a worker's GPU, or - for a worker without one; repeatable, in the order of the workers
+    #[arg(
+        long,
+        value_name = "ADDR",
+        allow_hyphen_values = true,
+        conflicts_with = "gpus"
+    )]
+    pub device: Vec<Device>,
+    /// Look at the locks PREFIX-ADDR.lock, as another program makes them [default: our own]
+    #[arg(long, value_name = "PREFIX", value_parser = directory(), value_hint = ValueHint::FilePath)]
+    pub lock_prefix: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// A worker's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device(pub Option<PciAddress>);
+
+impl FromStr for Device {
+    type Err = PciAddressError;
+
+    fn from_str(text: &str) -> Result<Self, PciAddressError> {
+        match text {
+            "-" => Ok(Self(None)),
+            address => Ok(Self(Some(address.parse()?))),
+        }
+    }
+}
+
+/// A quota in CPUs.
+fn quota(text: &str) -> Result<f64, String> {
+    let quota = text
+        .parse()
+        .ok()
+        .filter(|quota: &f64| quota.is_finite() && *quota > 0.0);
+    quota.ok_or_else(|| "it must be a number above 0, such as 2.5".to_owned())
+}
+
+/// The CPUs that `run` binds a program to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CpuChoice {
+    /// The program's share of the CPUs near its GPU.
+    Auto,
+    /// All CPUs near its GPU.
+    Node,
+    /// As the caller is bound.
+    Off,
+    /// These.
+    List(CpuSet),
+}
+
+impl FromStr for CpuChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "node" => Ok(Self::Node),
+            "off" => Ok(Self::Off),
+            list => match list.parse::<CpuSet>() {
+                Ok(cpus) if !cpus.is_empty() => Ok(Self::List(cpus)),
+                _ => {
+                    Err("it must be auto, node, off or a list of CPUs such as 0-7,16-23".to_owned())
+                }
+            },
+        }
+    }
 }
 
 /// `prune`

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::error::{Error, SmiFailure};
-use crate::gpu::{ComputeMode, Gpu, GpuIdentity, parse_index};
+use crate::gpu::{ComputeMode, Gpu, GpuIdentity, GpuUuid, PciAddress, parse_index};
 use crate::host::Host;
 use crate::runner::{Finished, Invocation, Mode, RunError, Status};
 
@@ -16,6 +16,9 @@ const ARGS: [&str; 2] = [
     "--query-gpu=index,uuid,compute_mode",
     "--format=csv,noheader",
 ];
+
+/// The query for places on the bus. The one above must not ask for more than everybody may know.
+const ADDRESS_ARGS: [&str; 2] = ["--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"];
 
 /// The GPUs of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +83,21 @@ pub fn discover(host: &Host) -> Result<Discovery, SmiFailure> {
 /// The answer to our query as it came, for a capture; `None` if there was none.
 pub fn raw(host: &Host) -> Option<Finished> {
     host.runner.run(&call(host).ok()?).ok()
+}
+
+/// Where each GPU sits on the PCI bus; nothing where it cannot be told.
+pub fn addresses(host: &Host) -> Vec<(GpuUuid, PciAddress)> {
+    let finished = call(host).ok().and_then(|mut call| {
+        call.purpose = "ask where the GPUs sit";
+        call.args = ADDRESS_ARGS.map(Into::into).to_vec();
+        host.runner.run(&call).ok()
+    });
+    let stdout = finished.map(|finished| finished.stdout).unwrap_or_default();
+    let row = |line: &str| {
+        let (uuid, address) = line.split_once(',')?;
+        Some((uuid.parse().ok()?, address.parse().ok()?))
+    };
+    stdout.lines().filter_map(row).collect()
 }
 
 /// The call that lists the GPUs.

@@ -1,6 +1,7 @@
 //! One verb a file. A command returns its exit status, or the failure that this file shows.
 
 mod completions;
+mod cpus;
 mod doctor;
 mod env;
 mod look;
@@ -30,6 +31,7 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
                 run::exit_status(&error)
             });
         }
+        Command::Cpus(args) => (cpus::run(host, ui, args), args.json),
         Command::Status(args) => (status::run(host, ui, args), args.json),
         Command::Doctor(args) => (doctor::run(host, ui, args), args.json),
         Command::Start(args) => (start::run(host, ui, args), false),

@@ -7,7 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::attachment::{self, Obstacle};
-use crate::cli::RunArgs;
+use crate::binding::{self, Binding};
+use crate::cli::{CpuChoice, RunArgs};
 use crate::daemon::{self, State};
 use crate::error::{Error, SmiFailure};
 use crate::gpu::{GpuUuid, SelectorItem};
@@ -58,6 +59,8 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &RunArgs) -> Result<u8, Er
         Some(_) => Mode::Beside,
         None => Mode::Replacing,
     };
+    let bound = bind(host, ui, args, &record)?;
+    variables.extend(bound.iter().flat_map(|binding| binding.variables.clone()));
     let call = program(host, &args.command, &variables, mode);
     if args.dry_run {
         ui.call_with(&call, &variables);
@@ -69,6 +72,47 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &RunArgs) -> Result<u8, Er
             Ok(finished) => Ok(finished.status.shell_code()),
             Err(error) => Err(failed(&call, error)),
         },
+    }
+}
+
+/// Binds us, and with us the program, to the CPUs that were asked for. What comes back holds the claims on the GPUs, until
+/// the program has inherited them.
+fn bind(
+    host: &Host,
+    ui: &mut Ui<'_>,
+    args: &RunArgs,
+    record: &DaemonRecord,
+) -> Result<Option<Binding>, Error> {
+    if args.cpus == CpuChoice::Off {
+        return Ok(None);
+    }
+    let bound =
+        binding::find(host, &args.cpus, &record.gpu_uuids, args.dry_run).and_then(|binding| {
+            if !args.dry_run {
+                binding.apply(host)?;
+            }
+            Ok(binding)
+        });
+    match bound {
+        Ok(binding) => {
+            for note in &binding.notes {
+                ui.note(note);
+            }
+            if args.dry_run {
+                ui.note(format!(
+                    "the program would be bound to CPUs {}",
+                    binding.cpus
+                ));
+            }
+            Ok(Some(binding))
+        }
+        Err(error) if args.strict_cpus => Err(Error::NotBound {
+            reason: error.to_string(),
+        }),
+        Err(error) => {
+            ui.note(format!("the program is not bound to CPUs: {error}"));
+            Ok(None)
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::str::FromStr;
 
 use crate::cpus::{CpuSet, HostGpu, Machine};
+use crate::gpu::{GpuUuid, PciAddress};
 use crate::host::Root;
 
 pub use quota::quota;
@@ -48,6 +49,46 @@ pub fn process_mask(root: &Root) -> Option<CpuSet> {
         None => allowed,
     };
     (!mask.is_empty()).then_some(mask)
+}
+
+/// The NUMA nodes by number, each with its CPUs; none where the kernel knows no nodes.
+pub fn nodes(root: &Root) -> Vec<(String, CpuSet)> {
+    let directory = "/sys/devices/system/node";
+    let Ok(entries) = fs::read_dir(root.at(directory)) else {
+        return Vec::new();
+    };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut nodes: Vec<(u32, CpuSet)> = names
+        .filter_map(|name| {
+            let number = name.strip_prefix("node")?.parse().ok()?;
+            let cpus: CpuSet = read(root, format!("{directory}/{name}/cpulist"))?;
+            (!cpus.is_empty()).then_some((number, cpus))
+        })
+        .collect();
+    nodes.sort_by_key(|(number, _)| *number);
+    nodes
+        .into_iter()
+        .map(|(number, cpus)| (number.to_string(), cpus))
+        .collect()
+}
+
+/// Which GPU sits where, as NVIDIA's kernel module tells everybody.
+pub fn gpu_addresses(root: &Root) -> Vec<(GpuUuid, PciAddress)> {
+    let directory = "/proc/driver/nvidia/gpus";
+    let entries = fs::read_dir(root.at(directory));
+    let names = entries
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names
+        .filter_map(|name| {
+            let information = text(root, format!("{directory}/{name}/information"))?;
+            let uuid = information
+                .lines()
+                .find_map(|line| line.strip_prefix("GPU UUID:"))?;
+            Some((uuid.trim().parse().ok()?, name.parse().ok()?))
+        })
+        .collect()
 }
 
 fn text(root: &Root, path: impl AsRef<Path>) -> Option<String> {

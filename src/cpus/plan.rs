@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use crate::cpus::{CpuSet, Machine, Place, places, unplaced};
+use crate::error::Error;
 use crate::gpu::PciAddress;
 
 /// What the user says about the CPUs of workers.
@@ -66,6 +67,15 @@ impl PlanError {
             Self::OutsideMask { .. } => "err_outside_mask",
             Self::TooFewCores { .. } => "err_too_few_cores_above",
             Self::WouldPinAll { .. } => "err_would_pin_all",
+        }
+    }
+}
+
+impl From<PlanError> for Error {
+    fn from(error: PlanError) -> Self {
+        Self::CpuPlan {
+            kind: error.kind(),
+            message: error.to_string(),
         }
     }
 }

@@ -155,6 +155,24 @@ pub enum Error {
         name: DaemonName,
     },
 
+    /// The plan that the user asks for cannot be had.
+    #[error("{message}")]
+    CpuPlan {
+        /// A word that stays.
+        kind: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// Nothing says which CPUs may be used.
+    #[error("the CPUs that a process may use are not known")]
+    NoCpuMask,
+    /// The program could not be bound to CPUs, and that was insisted on.
+    #[error("the program cannot be bound to CPUs")]
+    NotBound {
+        /// Why not.
+        reason: String,
+    },
+
     /// A record exists and cannot be read.
     #[error("the record of daemon {name} cannot be read")]
     DamagedRecord {
@@ -435,6 +453,9 @@ impl Error {
             Self::NoRecord(_) => "no-record",
             Self::NoLiveDaemon => "no-live-daemon",
             Self::SeveralLive { .. } => "several-live",
+            Self::CpuPlan { kind, .. } => kind,
+            Self::NoCpuMask => "no-cpu-mask",
+            Self::NotBound { .. } => "not-bound",
             Self::NoDaemonForGpu(_) => "no-daemon-for-gpu",
             Self::Rank(error) => error.code(),
             Self::CannotExecute { .. } => "cannot-execute",
@@ -516,6 +537,8 @@ impl Error {
             | Self::AlreadyLive { .. }
             | Self::NoSuchUser(_)
             | Self::NoDaemonForGpu(_)
+            | Self::CpuPlan { .. }
+            | Self::NoCpuMask
             | Self::Rank(_)
             | Self::NoGithubEnv
             | Self::Interrupted(_)
@@ -543,6 +566,7 @@ impl Error {
             Self::PipeTooLong { path, .. } => Some(format!("{path:?}")),
             Self::UnsafeDirectory { reason, .. } => Some(reason.clone()),
             Self::File { source, .. } | Self::Signal { source, .. } => Some(source.to_string()),
+            Self::NotBound { reason } => Some(reason.clone()),
             Self::CannotExecute { file, source, .. } => Some(match (source.kind(), file) {
                 (io::ErrorKind::NotFound, Some(file)) => {
                     format!("{file:?} names an interpreter that is not there")
@@ -611,6 +635,9 @@ impl Error {
                 Some(name) => format!("--name {name}"),
                 None => "uni-cumps status".into(),
             },
+            Self::CpuPlan { .. } => "--core auto, or a lower number".into(),
+            Self::NoCpuMask => "--mask 0-7, with the CPUs of the machine".into(),
+            Self::NotBound { .. } => "uni-cumps cpus shows what may be used; without --strict-cpus it runs unbound".into(),
             Self::NoDaemonForGpu(gpu) => format!("uni-cumps start --gpus {gpu}"),
             Self::Rank(error) => error.hint(),
             Self::CannotExecute { program, .. } if is_assignment(&program.to_string_lossy()) => {

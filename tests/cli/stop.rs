@@ -292,7 +292,10 @@ fn a_stop_that_waits_can_be_interrupted() {
     // It would give up by itself only after 30 s.
     let start = Instant::now();
     wait_until("stop has ended", || stop.try_wait().unwrap().is_some());
-    assert_eq!(stop.wait().unwrap().signal(), Some(Signal::SIGINT as i32));
+    // By the signal itself, or, where the question had not been answered yet, with what a shell makes of that.
+    let status = stop.wait().unwrap();
+    let by_signal = status.signal() == Some(Signal::SIGINT as i32);
+    assert!(by_signal || status.code() == Some(130), "{status:?}");
     assert!(start.elapsed() < Duration::from_secs(10));
     assert!(machine.record_file(N0).exists());
     assert_eq!(machine.daemons(), [pid(&record)]);

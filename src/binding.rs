@@ -1,0 +1,256 @@
+//! Binding a client to the CPUs near its GPU: which GPUs its daemon serves and where they sit, what other clients have
+//! claimed, and the process's own mask.
+
+use rustix::thread::{CpuSet as Mask, sched_setaffinity};
+
+use crate::claims::{Claim, ClaimError, Locks};
+use crate::cli::CpuChoice;
+use crate::cpu_topology;
+use crate::cpus::{CpuSet, Home, Machine, Place, places};
+use crate::gpu::{GpuUuid, PciAddress};
+use crate::host::Host;
+use crate::nvidia_smi;
+use crate::runner::{Invocation, Mode};
+
+/// The thread pools that are sized by a variable, and not by the mask.
+const THREADS: [&str; 4] = [
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+];
+
+/// The worker's core and the service's CPU, for programs that pin their own threads.
+const WORKER: &str = "UNI_CUMPS_WORKER_CPUS";
+const SERVICE: &str = "UNI_CUMPS_SERVICE_CPU";
+
+/// A process that is bound, or is going to be.
+pub struct Binding {
+    /// The CPUs.
+    pub cpus: CpuSet,
+    /// What the program is told of them.
+    pub variables: Vec<(&'static str, String)>,
+    /// Held for the program, which must inherit them.
+    pub claims: Vec<Claim>,
+    /// What the user should know.
+    pub notes: Vec<String>,
+}
+
+/// Why a process is not bound.
+#[derive(Debug, thiserror::Error)]
+pub enum BindingError {
+    /// Nothing says which CPUs may be used.
+    #[error("the CPUs that this process may use are not known")]
+    NoMask,
+    /// The list has CPUs that may not be used.
+    #[error("{wanted} is not within the CPUs that this process may use, {mask}")]
+    OutsideMask {
+        /// The list.
+        wanted: CpuSet,
+        /// The process's CPUs.
+        mask: CpuSet,
+    },
+    /// The GPU's place is not known.
+    #[error("it is not known where GPU {0} sits")]
+    NoPlace(GpuUuid),
+    /// No CPU of the GPU's node may be used.
+    #[error("no CPU near GPU {0} may be used")]
+    NoneNear(GpuUuid),
+    /// Others reserve what there is.
+    #[error("{0}")]
+    TooFew(String),
+    /// A GPU could not be claimed.
+    #[error(transparent)]
+    Claim(#[from] ClaimError),
+    /// The system refused.
+    #[error("the system does not let this process be bound to {cpus}: {reason}")]
+    Refused {
+        /// The CPUs.
+        cpus: CpuSet,
+        /// The system's reason.
+        reason: String,
+    },
+}
+
+/// Finds out which CPUs a client of these GPUs is to be bound to. `auto` claims the GPUs, unless it is only to be `shown`.
+pub fn find(
+    host: &Host,
+    choice: &CpuChoice,
+    gpus: &[GpuUuid],
+    shown: bool,
+) -> Result<Binding, BindingError> {
+    let mask = cpu_topology::process_mask(&host.root).ok_or(BindingError::NoMask)?;
+    let plain = |cpus| Binding {
+        cpus,
+        variables: Vec::new(),
+        claims: Vec::new(),
+        notes: Vec::new(),
+    };
+    match choice {
+        CpuChoice::Off => Ok(plain(mask)),
+        CpuChoice::List(wanted) if !wanted.is_subset(&mask) => Err(BindingError::OutsideMask {
+            wanted: wanted.clone(),
+            mask,
+        }),
+        CpuChoice::List(wanted) => Ok(plain(wanted.clone())),
+        CpuChoice::Node => {
+            let machine = cpu_topology::machine(&host.root, mask);
+            let near = near(host, &machine, gpus)?;
+            Ok(plain(near))
+        }
+        CpuChoice::Auto => {
+            let machine = cpu_topology::machine(&host.root, mask);
+            auto(host, &machine, gpus, shown)
+        }
+    }
+}
+
+/// Where each of these GPUs sits.
+pub fn addresses(host: &Host, gpus: &[GpuUuid]) -> Result<Vec<PciAddress>, BindingError> {
+    let known = known_addresses(host);
+    let address = |gpu: &GpuUuid| {
+        let found = known.iter().find(|(uuid, _)| uuid == gpu);
+        found
+            .map(|(_, address)| *address)
+            .ok_or_else(|| BindingError::NoPlace(gpu.clone()))
+    };
+    gpus.iter().map(address).collect()
+}
+
+/// All GPUs and where they sit. Only where the kernel module does not tell, nvidia-smi is asked.
+pub fn known_addresses(host: &Host) -> Vec<(GpuUuid, PciAddress)> {
+    match cpu_topology::gpu_addresses(&host.root) {
+        told if told.is_empty() => nvidia_smi::addresses(host),
+        told => told,
+    }
+}
+
+/// The CPUs of the GPUs' NUMA nodes that may be used.
+fn near(host: &Host, machine: &Machine, gpus: &[GpuUuid]) -> Result<CpuSet, BindingError> {
+    let mut found = CpuSet::default();
+    for (gpu, address) in gpus.iter().zip(addresses(host, gpus)?) {
+        let listed = machine.gpus.iter().find(|listed| listed.address == address);
+        let local = listed.and_then(|listed| listed.local.as_ref());
+        let local = local.ok_or_else(|| BindingError::NoPlace(gpu.clone()))?;
+        let near = local.intersection(&machine.mask);
+        if near.is_empty() {
+            return Err(BindingError::NoneNear(gpu.clone()));
+        }
+        found = found.union(&near);
+    }
+    Ok(found)
+}
+
+/// The process's share of its GPUs' pools: without what other GPUs reserve, and without the worker cores of those who have
+/// claimed the same GPU before.
+fn auto(
+    host: &Host,
+    machine: &Machine,
+    gpus: &[GpuUuid],
+    shown: bool,
+) -> Result<Binding, BindingError> {
+    let addresses = addresses(host, gpus)?;
+    let all = places(machine);
+    let places: Vec<&Place> = addresses
+        .iter()
+        .zip(gpus)
+        .map(|(address, gpu)| {
+            all.get(address)
+                .ok_or_else(|| BindingError::NoPlace(gpu.clone()))
+        })
+        .collect::<Result<_, _>>()?;
+    let mut locks = Locks::of(host, None);
+    let claims = match shown {
+        true => Vec::new(),
+        false => locks.claim(&addresses)?,
+    };
+    let mut cpus = CpuSet::default();
+    let mut workers = CpuSet::default();
+    let mut clients = 1;
+    for (number, (place, address)) in places.iter().zip(&addresses).enumerate() {
+        let mut held: Vec<usize> = locks
+            .holders(address)
+            .iter()
+            .map(|holder| holder.slot)
+            .collect();
+        let slot = match claims.get(number) {
+            Some(claim) => claim.slot,
+            None => (0..).find(|slot| !held.contains(slot)).unwrap_or_default(),
+        };
+        held.retain(|other| *other != slot);
+        clients = clients.max(held.len() + 1);
+        let taken = held.iter().filter_map(|other| place.nth(*other));
+        let own = place.share.difference(&CpuSet::all(taken));
+        if own.is_empty() {
+            return Err(BindingError::TooFew(format!(
+                "{place}: other GPUs and clients reserve every core there"
+            )));
+        }
+        cpus = cpus.union(&own);
+        workers = workers.union(place.nth(slot).unwrap_or(&CpuSet::default()));
+    }
+    let service = places
+        .first()
+        .and_then(|place| place.service.as_ref()?.first());
+    let threads = cpus.len().min(machine.usable()) / clients;
+    let mut variables = Vec::new();
+    if !workers.is_empty() {
+        variables.push((WORKER, workers.to_string()));
+    }
+    variables.extend(service.map(|cpu| (SERVICE, cpu.to_string())));
+    let unset = THREADS
+        .into_iter()
+        .filter(|key| host.env.get(key).is_none());
+    variables.extend(unset.map(|key| (key, threads.max(1).to_string())));
+    let elsewhere = places.iter().filter(|place| place.home != Home::NodeLocal);
+    Ok(Binding {
+        cpus,
+        variables,
+        claims,
+        notes: elsewhere.map(|place| place.to_string()).collect(),
+    })
+}
+
+impl Binding {
+    /// Binds this process, and with it the program that takes its place or that it starts. Never to more than before.
+    pub fn apply(&self, host: &Host) -> Result<(), BindingError> {
+        let refused = |reason: String| BindingError::Refused {
+            cpus: self.cpus.clone(),
+            reason,
+        };
+        for claim in &self.claims {
+            claim
+                .hand_on()
+                .map_err(|error| refused(error.to_string()))?;
+        }
+        let mut mask = Mask::new();
+        if self.cpus.iter().all(|cpu| cpu < Mask::MAX_CPU) {
+            self.cpus.iter().for_each(|cpu| mask.set(cpu));
+            return sched_setaffinity(None, &mask).map_err(|errno| refused(errno.to_string()));
+        }
+        self.apply_with_taskset(host).map_err(refused)
+    }
+
+    /// On machines with more CPUs than the system call's usual argument has bits.
+    fn apply_with_taskset(&self, host: &Host) -> Result<(), String> {
+        let program = host
+            .find_program("taskset")
+            .ok_or("taskset is not on PATH")?;
+        let us = std::process::id().to_string();
+        let call = Invocation {
+            purpose: "bind this process",
+            program,
+            args: ["-cp", &self.cpus.to_string(), &us]
+                .map(Into::into)
+                .to_vec(),
+            env: Vec::new(),
+            stdin: Vec::new(),
+            mode: Mode::Captured(std::time::Duration::from_secs(5)),
+        };
+        match host.runner.run(&call) {
+            Ok(finished) if finished.status.success() => Ok(()),
+            Ok(finished) => Err(finished.said()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}

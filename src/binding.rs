@@ -80,28 +80,21 @@ pub fn find(
     shown: bool,
 ) -> Result<Binding, BindingError> {
     let mask = cpu_topology::process_mask(&host.root).ok_or(BindingError::NoMask)?;
-    let plain = |cpus| Binding {
-        cpus,
-        variables: Vec::new(),
-        claims: Vec::new(),
-        notes: Vec::new(),
-    };
+    let machine = cpu_topology::machine(&host.root, mask);
     match choice {
-        CpuChoice::Off => Ok(plain(mask)),
-        CpuChoice::List(wanted) if !wanted.is_subset(&mask) => Err(BindingError::OutsideMask {
-            wanted: wanted.clone(),
-            mask,
-        }),
-        CpuChoice::List(wanted) => Ok(plain(wanted.clone())),
+        CpuChoice::Off => Ok(Binding::to(host, &machine, machine.mask.clone(), 1)),
+        CpuChoice::List(wanted) if !wanted.is_subset(&machine.mask) => {
+            Err(BindingError::OutsideMask {
+                wanted: wanted.clone(),
+                mask: machine.mask,
+            })
+        }
+        CpuChoice::List(wanted) => Ok(Binding::to(host, &machine, wanted.clone(), 1)),
         CpuChoice::Node => {
-            let machine = cpu_topology::machine(&host.root, mask);
             let near = near(host, &machine, gpus)?;
-            Ok(plain(near))
+            Ok(Binding::to(host, &machine, near, 1))
         }
-        CpuChoice::Auto => {
-            let machine = cpu_topology::machine(&host.root, mask);
-            auto(host, &machine, gpus, shown)
-        }
+        CpuChoice::Auto => auto(host, &machine, gpus, shown),
     }
 }
 
@@ -192,26 +185,34 @@ fn auto(
     let service = places
         .first()
         .and_then(|place| place.service.as_ref()?.first());
-    let threads = cpus.len().min(machine.usable()) / clients;
-    let mut variables = Vec::new();
+    let mut binding = Binding::to(host, machine, cpus, clients);
     if !workers.is_empty() {
-        variables.push((WORKER, workers.to_string()));
+        binding.variables.push((WORKER, workers.to_string()));
     }
-    variables.extend(service.map(|cpu| (SERVICE, cpu.to_string())));
-    let unset = THREADS
-        .into_iter()
-        .filter(|key| host.env.get(key).is_none());
-    variables.extend(unset.map(|key| (key, threads.max(1).to_string())));
+    let service = service.map(|cpu| (SERVICE, cpu.to_string()));
+    binding.variables.extend(service);
     let elsewhere = places.iter().filter(|place| place.home != Home::NodeLocal);
-    Ok(Binding {
-        cpus,
-        variables,
-        claims,
-        notes: elsewhere.map(|place| place.to_string()).collect(),
-    })
+    binding.notes = elsewhere.map(|place| place.to_string()).collect();
+    binding.claims = claims;
+    Ok(binding)
 }
 
 impl Binding {
+    /// To these CPUs, which this many clients of a GPU share. Thread pools get what the quota lets run of them, unless the
+    /// caller has sized them.
+    fn to(host: &Host, machine: &Machine, cpus: CpuSet, clients: usize) -> Self {
+        let threads = (cpus.len().min(machine.usable()) / clients).max(1);
+        let unset = THREADS
+            .into_iter()
+            .filter(|key| host.env.get(key).is_none());
+        Self {
+            cpus,
+            variables: unset.map(|key| (key, threads.to_string())).collect(),
+            claims: Vec::new(),
+            notes: Vec::new(),
+        }
+    }
+
     /// Binds this process, and with it the program that takes its place or that it starts. Never to more than before.
     pub fn apply(&self, host: &Host) -> Result<(), BindingError> {
         let refused = |reason: String| BindingError::Refused {
@@ -229,6 +230,21 @@ impl Binding {
             return sched_setaffinity(None, &mask).map_err(|errno| refused(errno.to_string()));
         }
         self.apply_with_taskset(host).map_err(refused)
+    }
+
+    /// The call of a program as somebody would make it who binds it by hand.
+    pub fn shown(&self, call: Invocation) -> Invocation {
+        let mut args = vec![
+            "-c".into(),
+            self.cpus.to_string().into(),
+            call.program.into(),
+        ];
+        args.extend(call.args);
+        Invocation {
+            program: "taskset".into(),
+            args,
+            ..call
+        }
     }
 
     /// On machines with more CPUs than the system call's usual argument has bits.

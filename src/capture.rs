@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use crate::cpu_topology;
 use crate::daemon::Observed;
 use crate::error::Error;
 use crate::host::Host;
@@ -18,7 +19,7 @@ use crate::store::Store;
 use crate::ui;
 
 /// Files of the kernel that tell what kind of machine it is.
-const KERNEL_FILES: [&str; 7] = [
+const KERNEL_FILES: [&str; 11] = [
     "/proc/sys/kernel/osrelease",
     "/proc/version",
     "/proc/driver/nvidia/version",
@@ -26,6 +27,17 @@ const KERNEL_FILES: [&str; 7] = [
     "/sys/module/nvidia/version",
     "/sys/devices/system/cpu/online",
     "/sys/devices/system/node/online",
+    "/sys/devices/cpu_core/cpus",
+    "/sys/devices/cpu_atom/cpus",
+    "/proc/self/cgroup",
+    "/proc/self/status",
+];
+
+/// What is shown of each CPU.
+const CPU_FILES: [&str; 3] = [
+    "topology/thread_siblings_list",
+    "cpu_capacity",
+    "cpufreq/cpuinfo_max_freq",
 ];
 
 /// What is shown of each PCI device of NVIDIA's.
@@ -84,6 +96,7 @@ impl Capture<'_> {
         for file in KERNEL_FILES {
             self.copy(file)?;
         }
+        self.cpus()?;
         self.devices()?;
         self.nvidia_smi()?;
         for daemon in daemons {
@@ -134,6 +147,23 @@ impl Capture<'_> {
             }
             Err(_) => Ok(()),
         }
+    }
+
+    /// What `cpus --root` plans with.
+    fn cpus(&mut self) -> io::Result<()> {
+        let online = cpu_topology::online(&self.host.root).unwrap_or_default();
+        for cpu in online.iter() {
+            for file in CPU_FILES {
+                self.copy(&format!("/sys/devices/system/cpu/cpu{cpu}/{file}"))?;
+            }
+        }
+        for (node, _) in cpu_topology::nodes(&self.host.root) {
+            self.copy(&format!("/sys/devices/system/node/node{node}/cpulist"))?;
+        }
+        for file in cpu_topology::quota_files(&self.host.root) {
+            self.copy(&file.to_string_lossy())?;
+        }
+        Ok(())
     }
 
     fn devices(&mut self) -> io::Result<()> {

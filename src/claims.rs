@@ -150,7 +150,7 @@ impl<'h> Locks<'h> {
                 Ok(None) => last = path,
                 Err(error) => {
                     return Err(ClaimError::Unusable {
-                        address: address.clone(),
+                        address: *address,
                         path,
                         reason: error.to_string(),
                     });
@@ -158,7 +158,7 @@ impl<'h> Locks<'h> {
             }
         }
         Err(ClaimError::Held {
-            address: address.clone(),
+            address: *address,
             path: last,
         })
     }

@@ -347,7 +347,7 @@ pub struct CpusArgs {
     /// How many workers each GPU has
     #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub workers: u16,
-    /// Plan for the machine whose /sys and /proc lie in this directory, as doctor --capture writes them
+    /// Plan for the machine whose /sys and /proc lie in this directory, as a capture of doctor holds them
     #[arg(long, value_name = "DIR", value_parser = directory(), value_hint = ValueHint::DirPath, conflicts_with = "gpus")]
     pub root: Option<PathBuf>,
     /// Plan for a process that may use these CPUs, such as 0-7,16-23

@@ -63,6 +63,10 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &RunArgs) -> Result<u8, Er
     variables.extend(bound.iter().flat_map(|binding| binding.variables.clone()));
     let call = program(host, &args.command, &variables, mode);
     if args.dry_run {
+        let call = match &bound {
+            Some(binding) => binding.shown(call),
+            None => call,
+        };
         ui.call_with(&call, &variables);
         return Ok(0);
     }
@@ -97,12 +101,6 @@ fn bind(
         Ok(binding) => {
             for note in &binding.notes {
                 ui.note(note);
-            }
-            if args.dry_run {
-                ui.note(format!(
-                    "the program would be bound to CPUs {}",
-                    binding.cpus
-                ));
             }
             Ok(Some(binding))
         }

@@ -1,5 +1,6 @@
 //! How much CPU time the cgroups of this process let it use, in either version of cgroups.
 
+use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
 use crate::cpu_topology::text;
@@ -24,6 +25,20 @@ pub fn quota(root: &Root) -> Option<Quota> {
                 .filter_map(|level| old_quota(root, &level)),
         );
     quotas.min_by(|one, other| one.cpus.total_cmp(&other.cpus))
+}
+
+/// All files that `quota` looks at and that are there.
+pub fn quota_files(root: &Root) -> Vec<PathBuf> {
+    let groups = text(root, "/proc/self/cgroup").unwrap_or_default();
+    let unified = groups.lines().find_map(|line| line.strip_prefix("0::"));
+    let new = levels(CGROUPS, unified.unwrap_or("/"));
+    let new = new.into_iter().map(|level| level.join("cpu.max"));
+    let old = old_directories(&groups).flat_map(|(directory, path)| levels(&directory, path));
+    let old = old
+        .flat_map(|level| ["cpu.cfs_quota_us", "cpu.cfs_period_us"].map(|file| level.join(file)));
+    let files = new.chain(old).filter(|file| root.at(file).exists());
+    // A link to a controller and its own name are one directory, looked at twice.
+    files.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Where the `cpu` controller of cgroup v1 is mounted, and the path of the process there. `cpu` is usually a link to

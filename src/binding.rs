@@ -1,6 +1,8 @@
 //! Binding a client to the CPUs near its GPU: which GPUs its daemon serves and where they sit, what other clients have
 //! claimed, and the process's own mask.
 
+use std::path::Path;
+
 use rustix::thread::{CpuSet as Mask, sched_setaffinity};
 
 use crate::claims::{Claim, ClaimError, Locks};
@@ -34,6 +36,16 @@ pub struct Binding {
     pub claims: Vec<Claim>,
     /// What the user should know.
     pub notes: Vec<String>,
+}
+
+/// What is asked for.
+pub struct Wanted<'w> {
+    /// To which CPUs.
+    pub choice: &'w CpuChoice,
+    /// What the names of GPUs' locks begin with, if they are not ours.
+    pub lock_prefix: Option<&'w Path>,
+    /// It is only to be shown, and nothing claimed.
+    pub shown: bool,
 }
 
 /// Why a process is not bound.
@@ -72,29 +84,22 @@ pub enum BindingError {
     },
 }
 
-/// Finds out which CPUs a client of these GPUs is to be bound to. `auto` claims the GPUs, unless it is only to be `shown`.
-pub fn find(
-    host: &Host,
-    choice: &CpuChoice,
-    gpus: &[GpuUuid],
-    shown: bool,
-) -> Result<Binding, BindingError> {
+/// Finds out which CPUs a client of these GPUs is to be bound to. `auto` claims the GPUs.
+pub fn find(host: &Host, wanted: &Wanted<'_>, gpus: &[GpuUuid]) -> Result<Binding, BindingError> {
     let mask = cpu_topology::process_mask(&host.root).ok_or(BindingError::NoMask)?;
     let machine = cpu_topology::machine(&host.root, mask);
-    match choice {
+    match wanted.choice {
         CpuChoice::Off => Ok(Binding::to(host, &machine, machine.mask.clone(), 1)),
-        CpuChoice::List(wanted) if !wanted.is_subset(&machine.mask) => {
-            Err(BindingError::OutsideMask {
-                wanted: wanted.clone(),
-                mask: machine.mask,
-            })
-        }
-        CpuChoice::List(wanted) => Ok(Binding::to(host, &machine, wanted.clone(), 1)),
+        CpuChoice::List(list) if !list.is_subset(&machine.mask) => Err(BindingError::OutsideMask {
+            wanted: list.clone(),
+            mask: machine.mask,
+        }),
+        CpuChoice::List(list) => Ok(Binding::to(host, &machine, list.clone(), 1)),
         CpuChoice::Node => {
             let near = near(host, &machine, gpus)?;
             Ok(Binding::to(host, &machine, near, 1))
         }
-        CpuChoice::Auto => auto(host, &machine, gpus, shown),
+        CpuChoice::Auto => auto(host, &machine, gpus, wanted),
     }
 }
 
@@ -140,7 +145,7 @@ fn auto(
     host: &Host,
     machine: &Machine,
     gpus: &[GpuUuid],
-    shown: bool,
+    wanted: &Wanted<'_>,
 ) -> Result<Binding, BindingError> {
     let addresses = addresses(host, gpus)?;
     let all = places(machine);
@@ -152,8 +157,8 @@ fn auto(
                 .ok_or_else(|| BindingError::NoPlace(gpu.clone()))
         })
         .collect::<Result<_, _>>()?;
-    let mut locks = Locks::of(host, None);
-    let claims = match shown {
+    let mut locks = Locks::of(host, wanted.lock_prefix);
+    let claims = match wanted.shown {
         true => Vec::new(),
         false => locks.claim(&addresses)?,
     };

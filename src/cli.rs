@@ -324,6 +324,10 @@ pub struct RunArgs {
     /// Bind the program to CPUs: its share of those near its GPU (auto), all of them (node), a list, or off
     #[arg(long, value_name = "auto|node|off|LIST", default_value = "off")]
     pub cpus: CpuChoice,
+    /// With --cpus auto: claim the GPU by the lock PREFIX-ADDR.lock, as another program does it [default: a lock of ours
+    /// for each client]
+    #[arg(long, value_name = "PREFIX", value_parser = directory(), value_hint = ValueHint::FilePath)]
+    pub lock_prefix: Option<PathBuf>,
     /// Fail if the program cannot be bound, rather than run it unbound
     #[arg(long)]
     pub strict_cpus: bool,

@@ -90,13 +90,17 @@ fn bind(
     if args.cpus == CpuChoice::Off {
         return Ok(None);
     }
-    let bound =
-        binding::find(host, &args.cpus, &record.gpu_uuids, args.dry_run).and_then(|binding| {
-            if !args.dry_run {
-                binding.apply(host)?;
-            }
-            Ok(binding)
-        });
+    let wanted = binding::Wanted {
+        choice: &args.cpus,
+        lock_prefix: args.lock_prefix.as_deref(),
+        shown: args.dry_run,
+    };
+    let bound = binding::find(host, &wanted, &record.gpu_uuids).and_then(|binding| {
+        if !args.dry_run {
+            binding.apply(host)?;
+        }
+        Ok(binding)
+    });
     match bound {
         Ok(binding) => {
             for note in &binding.notes {

@@ -1,35 +1,15 @@
-//! Whether a program, or what it has started, is a client of a daemon, and what keeps it from being one.
+//! What keeps a program, and what it has started, from being a client of its daemon.
 
 use std::fs;
 use std::path::Path;
-use std::time::Duration;
 
 use crate::daemon::{self, Observed};
 use crate::diagnosis::{control_faults, server_faults};
 use crate::gpu;
 use crate::host::Host;
-use crate::mps::{AskError, Control, log_end};
+use crate::mps::log_end;
 use crate::process::{self, Running};
 use crate::record::DaemonRecord;
-
-/// A client of a daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Client {
-    /// The process.
-    pub pid: i32,
-    /// The server that it is connected to.
-    pub server: i32,
-}
-
-/// All clients of a daemon's servers, as far as the daemon tells. Each question may take `limit`.
-pub fn clients_of(control: &Control<'_>, limit: Duration) -> Result<Vec<Client>, AskError> {
-    let mut found = Vec::new();
-    for server in control.servers(limit)? {
-        let pids = control.clients(server, limit)?;
-        found.extend(pids.into_iter().map(|pid| Client { pid, server }));
-    }
-    Ok(found)
-}
 
 /// What keeps a program from being a client.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,0 +1,31 @@
+//! Whether a program, or what it has started, is a client of a daemon: who the clients are, the proof for a program that
+//! runs beside us, and what keeps it from being one.
+
+mod obstacles;
+mod proof;
+
+use std::time::Duration;
+
+use crate::mps::{AskError, Control};
+
+pub use obstacles::{Obstacle, obstacles};
+pub use proof::{not_run, proven};
+
+/// A client of a daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Client {
+    /// The process.
+    pub pid: i32,
+    /// The server that it is connected to.
+    pub server: i32,
+}
+
+/// All clients of a daemon's servers, as far as the daemon tells. Each question may take `limit`.
+pub fn clients_of(control: &Control<'_>, limit: Duration) -> Result<Vec<Client>, AskError> {
+    let mut found = Vec::new();
+    for server in control.servers(limit)? {
+        let pids = control.clients(server, limit)?;
+        found.extend(pids.into_iter().map(|pid| Client { pid, server }));
+    }
+    Ok(found)
+}

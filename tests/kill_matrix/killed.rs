@@ -29,6 +29,9 @@ pub(crate) const ROWS: &[Row] = &[
     ("start_in_the_foreground", Needs::Strace, |driver| {
         matrix(driver, &IN_THE_FOREGROUND)
     }),
+    ("run_with_a_daemon_of_its_own", Needs::Strace, |driver| {
+        matrix(driver, &WITH_A_DAEMON_OF_ITS_OWN)
+    }),
     ("stop_of_a_live_daemon", Needs::Strace, |driver| {
         matrix(driver, &STOP_OF_A_LIVE_DAEMON)
     }),
@@ -84,6 +87,11 @@ pub(crate) const IN_THE_FOREGROUND: Scene = Scene {
     prepare: empty,
     command: &["start", "--foreground"],
     run: until_stopped,
+};
+const WITH_A_DAEMON_OF_ITS_OWN: Scene = Scene {
+    prepare: empty,
+    command: &["run", "--start", "--", "/bin/true"],
+    run: to_the_end,
 };
 pub(crate) const STOP_OF_A_LIVE_DAEMON: Scene = Scene {
     prepare: live,

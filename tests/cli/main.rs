@@ -7,6 +7,7 @@
 mod support;
 
 mod args;
+mod bound;
 mod checks;
 mod comfort;
 mod directories;

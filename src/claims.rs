@@ -84,7 +84,7 @@ impl<'h> Locks<'h> {
         let names = match prefix {
             Some(prefix) => Names::Single(host.cwd.join(prefix)),
             None => {
-                let is_there = |place: &&&str| host.root.at(place).is_dir();
+                let is_there = |place: &&&str| is_shared(&host.root.at(place));
                 let place = PLACES.iter().find(is_there).unwrap_or(&PLACES[0]);
                 Names::Slots(PathBuf::from(place))
             }
@@ -185,6 +185,11 @@ fn is_open_to_all(place: &Path) -> bool {
 
 /// Takes the lock of a file that nobody else has taken; `None` if somebody has.
 fn lock(path: &Path) -> io::Result<Option<File>> {
+    is_shared(place)
+}
+
+/// Whether everybody may keep files of his own in this directory, which nobody else can remove.
+fn is_shared(place: &Path) -> bool {
     loop {
         let file = open(path)?;
         let meta = file.metadata()?;

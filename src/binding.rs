@@ -1,6 +1,7 @@
 //! Binding a client to the CPUs near its GPU: which GPUs its daemon serves and where they sit, what other clients have
 //! claimed, and the process's own mask.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use rustix::thread::{CpuSet as Mask, sched_setaffinity};
@@ -159,23 +160,23 @@ fn auto(
         .collect::<Result<_, _>>()?;
     let mut locks = Locks::of(host, wanted.lock_prefix);
     let claims = match wanted.shown {
-        true => Vec::new(),
+        true => BTreeMap::new(),
         false => locks.claim(&addresses)?,
     };
     let mut cpus = CpuSet::default();
     let mut workers = CpuSet::default();
     let mut clients = 1;
-    for (number, (place, address)) in places.iter().zip(&addresses).enumerate() {
-        let mut held: Vec<usize> = locks
-            .holders(address)
-            .iter()
-            .map(|holder| holder.slot)
-            .collect();
-        let slot = match claims.get(number) {
+    for (place, address) in places.iter().zip(&addresses) {
+        let holders = locks.holders(address);
+        let mut held: BTreeSet<usize> = holders.iter().map(|holder| holder.slot).collect();
+        let slot = match claims.get(address) {
             Some(claim) => claim.slot,
             None => (0..).find(|slot| !held.contains(slot)).unwrap_or_default(),
         };
-        held.retain(|other| *other != slot);
+        // Those below ours were tried, and are held also where the kernel does not list them: in a container it hides a
+        // lock whose taker has ended and left it to a child.
+        held.extend(0..slot);
+        held.remove(&slot);
         clients = clients.max(held.len() + 1);
         let taken = held.iter().filter_map(|other| place.nth(*other));
         let own = place.share.difference(&CpuSet::all(taken));
@@ -198,7 +199,7 @@ fn auto(
     binding.variables.extend(service);
     let elsewhere = places.iter().filter(|place| place.home != Home::NodeLocal);
     binding.notes = elsewhere.map(|place| place.to_string()).collect();
-    binding.claims = claims;
+    binding.claims = claims.into_values().collect();
     Ok(binding)
 }
 

@@ -2,6 +2,7 @@
 //! lock is the kernel's and goes with its last holder, however that ends; the file stays, since whoever has it open
 //! would otherwise lock another one than a newcomer.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
@@ -92,12 +93,17 @@ impl<'h> Locks<'h> {
         Self { host, names }
     }
 
-    /// Claims each of these GPUs once, or none of them.
-    pub fn claim(&mut self, addresses: &[PciAddress]) -> Result<Vec<Claim>, ClaimError> {
+    /// Claims each of these GPUs once, or none of them. They are claimed in the order of their addresses, so that of two
+    /// who claim the same GPUs at the same time one gets them.
+    pub fn claim(
+        &mut self,
+        addresses: &[PciAddress],
+    ) -> Result<BTreeMap<PciAddress, Claim>, ClaimError> {
         self.make_place()?;
-        addresses
-            .iter()
-            .map(|address| self.claim_one(address))
+        let distinct: BTreeSet<&PciAddress> = addresses.iter().collect();
+        distinct
+            .into_iter()
+            .map(|address| Ok((*address, self.claim_one(address)?)))
             .collect()
     }
 
@@ -179,17 +185,17 @@ fn is_open_to_all(place: &Path) -> bool {
         // The umask has narrowed it.
         let _ = fs::set_permissions(place, fs::Permissions::from_mode(0o1777));
     }
+    is_shared(place)
+}
+
+/// Whether everybody may keep files of his own in this directory, which nobody else can remove.
+fn is_shared(place: &Path) -> bool {
     fs::symlink_metadata(place)
         .is_ok_and(|meta| meta.is_dir() && meta.permissions().mode() & 0o1002 == 0o1002)
 }
 
 /// Takes the lock of a file that nobody else has taken; `None` if somebody has.
 fn lock(path: &Path) -> io::Result<Option<File>> {
-    is_shared(place)
-}
-
-/// Whether everybody may keep files of his own in this directory, which nobody else can remove.
-fn is_shared(place: &Path) -> bool {
     loop {
         let file = open(path)?;
         let meta = file.metadata()?;

@@ -355,7 +355,7 @@ pub struct CpusArgs {
     #[arg(long, value_name = "DIR", value_parser = directory(), value_hint = ValueHint::DirPath, conflicts_with = "gpus")]
     pub root: Option<PathBuf>,
     /// Plan for a process that may use these CPUs, such as 0-7,16-23
-    #[arg(long, value_name = "LIST")]
+    #[arg(long, value_name = "LIST", value_parser = mask)]
     pub mask: Option<CpuSet>,
     /// Plan for a process that a cgroup lets use this many CPUs, such as 2.5
     #[arg(long, value_name = "CPUS", value_parser = quota)]
@@ -388,6 +388,15 @@ impl FromStr for Device {
             "-" => Ok(Self(None)),
             address => Ok(Self(Some(address.parse()?))),
         }
+    }
+}
+
+/// A list of CPUs that are some: no process may use none.
+fn mask(text: &str) -> Result<CpuSet, String> {
+    match text.parse::<CpuSet>() {
+        Ok(cpus) if cpus.is_empty() => Err("it names no CPU".to_owned()),
+        Ok(cpus) => Ok(cpus),
+        Err(error) => Err(error.to_string()),
     }
 }
 

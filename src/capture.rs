@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::cpu_topology;
+use crate::cpu_topology::{self, CGROUPS};
 use crate::daemon::Observed;
 use crate::error::Error;
 use crate::host::Host;
@@ -140,13 +140,25 @@ impl Capture<'_> {
 
     /// A file of the kernel, where there is one.
     fn copy(&mut self, path: &str) -> io::Result<()> {
+        self.copy_as(path, path)
+    }
+
+    fn copy_as(&mut self, path: &str, place: &str) -> io::Result<()> {
         match fs::read(self.host.root.at(path)) {
             Ok(content) => {
                 let text = String::from_utf8_lossy(&content).into_owned();
-                self.write(path.trim_start_matches('/'), &text, 0o600)
+                self.write(place.trim_start_matches('/'), &text, 0o600)
             }
             Err(_) => Ok(()),
         }
+    }
+
+    fn without_names(&self, text: &str) -> String {
+        self.names
+            .iter()
+            .fold(text.to_owned(), |text, (name, replacement)| {
+                text.replace(name.as_str(), replacement)
+            })
     }
 
     /// What `cpus --root` plans with.
@@ -161,7 +173,14 @@ impl Capture<'_> {
             self.copy(&format!("/sys/devices/system/node/node{node}/cpulist"))?;
         }
         for file in cpu_topology::quota_files(&self.host.root) {
-            self.copy(&file.to_string_lossy())?;
+            // A cgroup may be named after the user or the container. /proc/self/cgroup, in which those names are replaced,
+            // has to lead there.
+            let path = file.to_string_lossy();
+            let place = match path.strip_prefix(CGROUPS) {
+                Some(below) => format!("{CGROUPS}{}", self.without_names(below)),
+                None => path.to_string(),
+            };
+            self.copy_as(&path, &place)?;
         }
         Ok(())
     }
@@ -204,10 +223,7 @@ impl Capture<'_> {
             .mode(0o700)
             .recursive(true)
             .create(parent)?;
-        let mut text = text.to_owned();
-        for (name, replacement) in &self.names {
-            text = text.replace(name.as_str(), replacement);
-        }
+        let text = self.without_names(text);
         // A new file each time: nothing is ever overwritten.
         let mut file = OpenOptions::new()
             .write(true)
@@ -216,5 +232,39 @@ impl Capture<'_> {
             .open(path)?;
         self.files += 1;
         file.write_all(text.as_bytes())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Root;
+    use crate::host::fake::host;
+
+    #[test]
+    fn the_quota_of_a_cgroup_with_a_replaced_name_is_found_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        // A container's name is the beginning of its cgroup's.
+        for (file, text) in [
+            ("proc/sys/kernel/hostname", "0123456789ab\n"),
+            ("proc/self/cgroup", "0::/docker/0123456789abcdef\n"),
+            (
+                "sys/fs/cgroup/docker/0123456789abcdef/cpu.max",
+                "200000 100000\n",
+            ),
+        ] {
+            let path = root.join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        }
+        take(&host(root, Vec::new()), Path::new("/captured"), &[]).unwrap();
+        let captured = Root::new(root.join("captured"));
+        let quota = cpu_topology::quota(&captured).unwrap();
+        assert_eq!(quota.cpus, 2.0);
+        assert_eq!(
+            quota.file,
+            Path::new("/sys/fs/cgroup/docker/hostcdef/cpu.max")
+        );
     }
 }

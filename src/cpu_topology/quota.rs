@@ -7,7 +7,8 @@ use crate::cpu_topology::text;
 use crate::cpus::Quota;
 use crate::host::Root;
 
-const CGROUPS: &str = "/sys/fs/cgroup";
+/// Where cgroups are mounted.
+pub const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// The tightest quota over this process's cgroup and those above it. A level that cannot be read or understood, or
 /// whose period is 0, is skipped; with period 0 the reference fails.

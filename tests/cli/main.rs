@@ -10,6 +10,7 @@ mod args;
 mod bound;
 mod checks;
 mod comfort;
+mod cpus;
 mod directories;
 mod doctor;
 mod dry_run;

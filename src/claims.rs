@@ -3,9 +3,9 @@
 //! would otherwise lock another one than a newcomer.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
@@ -180,12 +180,25 @@ impl Claim {
 
 /// Whether a directory is there, made if it was missing, in which everybody may keep files of his own.
 fn is_open_to_all(place: &Path) -> bool {
-    let made = DirBuilder::new().mode(0o1777).create(place);
-    if made.is_ok() {
-        // The umask has narrowed it.
-        let _ = fs::set_permissions(place, fs::Permissions::from_mode(0o1777));
+    if fs::symlink_metadata(place).is_err() {
+        // Somebody else may be faster, and then it is his.
+        let _ = make_shared(place);
     }
     is_shared(place)
+}
+
+/// Makes the directory aside, since the umask narrows a new one: of clients that start at once, one would find it closed
+/// and go elsewhere.
+fn make_shared(place: &Path) -> io::Result<()> {
+    let parent = place.parent().unwrap_or(place);
+    let aside = tempfile::Builder::new()
+        .prefix(".uni-cumps-")
+        .tempdir_in(parent)?;
+    fs::set_permissions(aside.path(), fs::Permissions::from_mode(0o1777))?;
+    // One that is there is replaced while it is still empty, and otherwise stays.
+    fs::rename(aside.path(), place)?;
+    let _ = aside.keep();
+    Ok(())
 }
 
 /// Whether everybody may keep files of his own in this directory, which nobody else can remove.

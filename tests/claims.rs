@@ -9,10 +9,12 @@ mod fake;
 #[path = "support/mod.rs"]
 mod support;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
+use std::sync::Barrier;
+use std::thread;
 
 use nix::sys::stat::{Mode, umask};
 use serde_json::{Value, json};
@@ -288,4 +290,29 @@ fn a_place_that_is_a_link_is_not_followed() {
     assert_eq!(fs::read_dir(root.join("elsewhere")).unwrap().count(), 0);
     let mode = fs::metadata(root.join("elsewhere")).unwrap().permissions();
     assert_eq!(mode.mode() & 0o7777, 0o1777);
+}
+
+#[test]
+fn clients_that_start_at_once_all_get_locks_of_their_own() {
+    for _ in 0..50 {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        let host = machine(root, &[("0", "0-15")]);
+        fs::create_dir(root.join("tmp")).unwrap();
+        let gpu = address("0000:11:00.0");
+        let start = Barrier::new(6);
+        let client = || {
+            start.wait();
+            Locks::of(&host, None).claim(&[gpu]).unwrap()
+        };
+        let claims: Vec<_> = thread::scope(|scope| {
+            let clients: Vec<_> = (0..6).map(|_| scope.spawn(client)).collect();
+            clients.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        let slots: BTreeSet<usize> = claims.iter().map(|claim| claim[&gpu].slot).collect();
+        assert_eq!(slots.len(), 6);
+        // Whoever was first has made the place for all of them, and nothing beside it.
+        assert!(!root.join("tmp/uni-cumps-locks").exists());
+        assert_eq!(fs::read_dir(root.join("run/lock")).unwrap().count(), 1);
+    }
 }

@@ -262,12 +262,15 @@ impl Report {
     }
 
     /// A row for each NUMA node, a letter for each of its cores: upper case for that of a GPU's first worker, lower case for
-    /// its service's, a dot for those that no GPU reserves.
+    /// its service's, a dot for those that no GPU reserves. CPUs of no known node have a row as well.
     fn map(&self) -> Vec<Vec<Cell>> {
         let cores = self.machine.cores();
         let mut nodes = self.nodes.clone();
-        if nodes.is_empty() {
-            nodes.push(("all".to_owned(), self.machine.mask.clone()));
+        let known = CpuSet::all(nodes.iter().map(|(_, cpus)| cpus));
+        let rest = self.machine.mask.difference(&known);
+        if !rest.is_empty() {
+            let name = if nodes.is_empty() { "all" } else { "?" };
+            nodes.push((name.to_owned(), rest));
         }
         nodes
             .iter()

@@ -138,6 +138,22 @@ preprocess_threads=4 png_threads=8 encode_workers=3 copy_workers=9
 }
 
 #[test]
+fn cores_of_no_known_node_are_on_the_map_as_well() {
+    let machine = captured("one_gpu_16c");
+    let map = |mask: &str| {
+        let line = format!("{} cpus --root m --mask {mask}", uni_cumps().display());
+        let shown = machine.on_a_terminal(&line).env("TERM", "dumb").succeeds();
+        let text = shown.text().replace("\r\n", "\n");
+        let (_, map) = text.split_once("NODE  CORES\n").unwrap();
+        map.split("\n\n").next().unwrap().to_owned()
+    };
+    assert_eq!(map("0-15"), "all   A....... .......a");
+    write(&machine, "sys/devices/system/node/node0/cpulist", "0-7\n");
+    assert_eq!(map("0-15"), "0     A.......\n?     .......a");
+    assert_eq!(map("0-7"), "0     A......a");
+}
+
+#[test]
 fn nothing_of_a_captured_machine_acts_on_a_terminal() {
     let machine = captured("one_gpu_16c");
     let node = "sys/bus/pci/devices/0000:01:00.0/numa_node";

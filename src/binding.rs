@@ -7,7 +7,7 @@ use std::path::Path;
 use rustix::thread::{CpuSet as Mask, sched_setaffinity};
 
 use crate::claims::{Claim, ClaimError, Locks};
-use crate::cli::CpuChoice;
+use crate::cli::Cpus;
 use crate::cpu_topology;
 use crate::cpus::{CpuSet, Home, Machine, Place, places};
 use crate::gpu::{GpuUuid, PciAddress};
@@ -42,7 +42,7 @@ pub struct Binding {
 /// What is asked for.
 pub struct Wanted<'w> {
     /// To which CPUs.
-    pub choice: &'w CpuChoice,
+    pub cpus: &'w Cpus,
     /// What the names of GPUs' locks begin with, if they are not ours.
     pub lock_prefix: Option<&'w Path>,
     /// It is only to be shown, and nothing claimed.
@@ -86,26 +86,30 @@ pub enum BindingError {
 }
 
 /// Finds out which CPUs a client of these GPUs is to be bound to. `auto` claims the GPUs.
-pub fn find(host: &Host, wanted: &Wanted<'_>, gpus: &[GpuUuid]) -> Result<Binding, BindingError> {
+pub fn find(
+    host: &Host,
+    wanted: &Wanted<'_>,
+    gpus: &[GpuUuid],
+) -> Result<Binding, BindingError> {
     let mask = cpu_topology::process_mask(&host.root).ok_or(BindingError::NoMask)?;
     let machine = cpu_topology::machine(&host.root, mask);
-    match wanted.choice {
-        CpuChoice::Off => Ok(Binding::to(host, &machine, machine.mask.clone(), 1)),
-        CpuChoice::List(list) if !list.is_subset(&machine.mask) => Err(BindingError::OutsideMask {
-            wanted: list.clone(),
-            mask: machine.mask,
-        }),
-        CpuChoice::List(list) => Ok(Binding::to(host, &machine, list.clone(), 1)),
-        CpuChoice::Node => {
-            let near = near(host, &machine, gpus)?;
-            Ok(Binding::to(host, &machine, near, 1))
+    let mut binding = match wanted.cpus {
+        Cpus::List(list) if !list.is_subset(&machine.mask) => {
+            return Err(BindingError::OutsideMask {
+                wanted: list.clone(),
+                mask: machine.mask,
+            });
         }
-        CpuChoice::Auto => auto(host, &machine, gpus, wanted),
-    }
+        Cpus::List(list) => Binding::to(host, &machine, list.clone(), 1),
+        Cpus::Node => Binding::to(host, &machine, near(host, &machine, gpus)?, 1),
+        Cpus::Auto => auto(host, &machine, gpus, wanted)?,
+    };
+    binding.forget_others(host);
+    Ok(binding)
 }
 
 /// Where each of these GPUs sits.
-pub fn addresses(host: &Host, gpus: &[GpuUuid]) -> Result<Vec<PciAddress>, BindingError> {
+fn addresses(host: &Host, gpus: &[GpuUuid]) -> Result<Vec<PciAddress>, BindingError> {
     let known = known_addresses(host);
     let address = |gpu: &GpuUuid| {
         let found = known.iter().find(|(uuid, _)| uuid == gpu);
@@ -216,6 +220,16 @@ impl Binding {
             variables: unset.map(|key| (key, threads.to_string())).collect(),
             claims: Vec::new(),
             notes: Vec::new(),
+        }
+    }
+
+    /// The caller may be bound itself, and then the cores that it was told are not those of this program.
+    fn forget_others(&mut self, host: &Host) {
+        for key in [WORKER, SERVICE] {
+            let is_told = self.variables.iter().any(|(told, _)| *told == key);
+            if !is_told && host.env.get_filled(key).is_some() {
+                self.variables.push((key, String::new()));
+            }
         }
     }
 

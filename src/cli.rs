@@ -49,6 +49,7 @@ impl Cli {
     pub fn checked(self) -> Result<Self, clap::Error> {
         let conflict = match &self.command {
             Command::Env(args) => args.conflict().map(|message| ("env", message)),
+            Command::Run(args) => args.conflict().map(|message| ("run", message)),
             _ => None,
         };
         let Some((name, message)) = conflict else {
@@ -307,8 +308,8 @@ pub struct RunArgs {
     /// Whose work goes first
     #[arg(long, value_enum)]
     pub priority: Option<Priority>,
-    /// Stay with the program, and end it with status 125 unless one of its processes is a client of the daemon within
-    /// this time [default: 30]
+    /// Stay with the program, and end it with status 125 unless one of its processes is seen as a client of the daemon
+    /// within this time, 30 s if it is left out; a program that ends before with 0 gets 125 as well
     #[arg(
         long,
         value_name = "SECONDS",
@@ -337,6 +338,17 @@ pub struct RunArgs {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "CMD", value_hint = ValueHint::CommandWithArguments)]
     pub command: Vec<OsString>,
+}
+
+impl RunArgs {
+    /// What is wrong with the options together.
+    fn conflict(&self) -> Option<&'static str> {
+        if self.lock_prefix.is_some() && self.cpus != CpuChoice::To(Cpus::Auto) {
+            return Some("--lock-prefix goes with --cpus auto only");
+        }
+        (self.strict_cpus && self.cpus == CpuChoice::Off)
+            .then_some("--strict-cpus goes with --cpus only")
+    }
 }
 
 /// `cpus`
@@ -369,7 +381,7 @@ pub struct CpusArgs {
     )]
     pub device: Vec<Device>,
     /// Look at the locks PREFIX-ADDR.lock, as another program makes them [default: our own]
-    #[arg(long, value_name = "PREFIX", value_parser = directory(), value_hint = ValueHint::FilePath)]
+    #[arg(long, value_name = "PREFIX", value_parser = directory(), value_hint = ValueHint::FilePath, conflicts_with = "root")]
     pub lock_prefix: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
@@ -409,15 +421,22 @@ fn quota(text: &str) -> Result<f64, String> {
     quota.ok_or_else(|| "it must be a number above 0, such as 2.5".to_owned())
 }
 
-/// The CPUs that `run` binds a program to.
+/// Whether and to which CPUs `run` binds a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CpuChoice {
+    /// It stays as the caller is bound.
+    Off,
+    /// It is bound to these.
+    To(Cpus),
+}
+
+/// The CPUs that `run` binds a program to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cpus {
     /// The program's share of the CPUs near its GPU.
     Auto,
     /// All CPUs near its GPU.
     Node,
-    /// As the caller is bound.
-    Off,
     /// These.
     List(CpuSet),
 }
@@ -427,11 +446,11 @@ impl FromStr for CpuChoice {
 
     fn from_str(text: &str) -> Result<Self, String> {
         match text {
-            "auto" => Ok(Self::Auto),
-            "node" => Ok(Self::Node),
+            "auto" => Ok(Self::To(Cpus::Auto)),
+            "node" => Ok(Self::To(Cpus::Node)),
             "off" => Ok(Self::Off),
             list => match list.parse::<CpuSet>() {
-                Ok(cpus) if !cpus.is_empty() => Ok(Self::List(cpus)),
+                Ok(cpus) if !cpus.is_empty() => Ok(Self::To(Cpus::List(cpus))),
                 _ => {
                     Err("it must be auto, node, off or a list of CPUs such as 0-7,16-23".to_owned())
                 }

@@ -18,7 +18,7 @@ pub struct MemoryLimit {
 /// Whose work goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Priority {
-    /// As every program
+    /// Like any other program
     Normal,
     /// Behind programs of normal priority
     Low,

@@ -71,11 +71,11 @@ fn bind(
     args: &RunArgs,
     record: &DaemonRecord,
 ) -> Result<Option<Binding>, Error> {
-    if args.cpus == CpuChoice::Off {
+    let CpuChoice::To(cpus) = &args.cpus else {
         return Ok(None);
-    }
+    };
     let wanted = binding::Wanted {
-        choice: &args.cpus,
+        cpus,
         lock_prefix: args.lock_prefix.as_deref(),
         shown: args.dry_run,
     };

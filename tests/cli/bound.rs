@@ -34,12 +34,16 @@ mount --bind $S/driver /proc/driver
 mount --bind $S/lock /run/lock
 exec \"$@\"";
 
-/// The CPUs that tests may use.
-fn ours() -> CpuSet {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
+/// The CPUs that a process may use, by its `/proc/<pid>/status`.
+fn allowed(status: &str) -> CpuSet {
     let mut lines = status.lines();
     let list = lines.find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
     list.unwrap().parse().unwrap()
+}
+
+/// The CPUs that tests may use.
+fn ours() -> CpuSet {
+    allowed(&fs::read_to_string("/proc/self/status").unwrap())
 }
 
 /// The lowest CPU that tests may use, and the highest, which on a small machine is the same.
@@ -254,6 +258,37 @@ fn thread_pools_that_the_caller_has_sized_keep_their_size() {
     assert_eq!(seen.variable("MKL_NUM_THREADS"), Some(""));
     assert_eq!(seen.variable("OPENBLAS_NUM_THREADS"), Some("1"));
     assert_eq!(seen.variable("NUMEXPR_NUM_THREADS"), Some("1"));
+}
+
+#[test]
+fn cores_that_a_bound_caller_was_told_are_not_handed_on() {
+    let machine = machine();
+    let (first, _) = ends();
+    let told = |options: &[&str]| {
+        let call = run_sh(&machine, options, SHOW);
+        let call = call.env("UNI_CUMPS_WORKER_CPUS", "6,7");
+        seen(call.env("UNI_CUMPS_SERVICE_CPU", "5"))
+    };
+    let bound = told(&["--cpus", &first.to_string()]);
+    assert_eq!(bound.variable("UNI_CUMPS_WORKER_CPUS"), Some(""));
+    assert_eq!(bound.variable("UNI_CUMPS_SERVICE_CPU"), Some(""));
+    let unbound = told(&[]);
+    assert_eq!(unbound.variable("UNI_CUMPS_WORKER_CPUS"), Some("6,7"));
+    assert_eq!(unbound.variable("UNI_CUMPS_SERVICE_CPU"), Some("5"));
+}
+
+#[test]
+fn a_daemon_that_is_started_for_the_program_is_not_bound_with_it() {
+    let machine = Sandbox::new();
+    let (first, _) = ends();
+    let options = ["--gpu", "0", "--start", "--cpus", &first.to_string()];
+    let done = run_sh(&machine, &options, SHOW).succeeds();
+    let program = Seen::of(&done.said("note: started daemon").text());
+    assert_eq!(program.cpus, CpuSet::from_iter([first]));
+    let daemons = machine.daemons();
+    assert_eq!(daemons.len(), 1);
+    let status = fs::read_to_string(format!("/proc/{}/status", daemons[0])).unwrap();
+    assert_eq!(allowed(&status), ours());
 }
 
 #[test]

@@ -11,10 +11,13 @@ use crate::support::{
     Call, Sandbox, U0, U1, installed, set_mode, uni_cumps, wait_until, without_root,
 };
 
+/// By its whole path: other tests change the directory.
+const VECTORS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vectors/cpu-plan.json");
+
 /// A machine of the recorded vectors, in the directory `m`.
 fn captured(host: &str) -> Sandbox {
     let machine = Sandbox::new();
-    let text = fs::read_to_string("tests/vectors/cpu-plan.json").unwrap();
+    let text = fs::read_to_string(VECTORS).unwrap();
     let vectors: Value = serde_json::from_str(&text).unwrap();
     for (path, text) in vectors["hosts"][host].as_object().unwrap() {
         write(&machine, path, text.as_str().unwrap());

@@ -86,11 +86,7 @@ pub enum BindingError {
 }
 
 /// Finds out which CPUs a client of these GPUs is to be bound to. `auto` claims the GPUs.
-pub fn find(
-    host: &Host,
-    wanted: &Wanted<'_>,
-    gpus: &[GpuUuid],
-) -> Result<Binding, BindingError> {
+pub fn find(host: &Host, wanted: &Wanted<'_>, gpus: &[GpuUuid]) -> Result<Binding, BindingError> {
     let mask = cpu_topology::process_mask(&host.root).ok_or(BindingError::NoMask)?;
     let machine = cpu_topology::machine(&host.root, mask);
     let mut binding = match wanted.cpus {
@@ -109,7 +105,7 @@ pub fn find(
 }
 
 /// Where each of these GPUs sits.
-fn addresses(host: &Host, gpus: &[GpuUuid]) -> Result<Vec<PciAddress>, BindingError> {
+pub fn addresses(host: &Host, gpus: &[GpuUuid]) -> Result<Vec<PciAddress>, BindingError> {
     let known = known_addresses(host);
     let address = |gpu: &GpuUuid| {
         let found = known.iter().find(|(uuid, _)| uuid == gpu);
@@ -121,7 +117,7 @@ fn addresses(host: &Host, gpus: &[GpuUuid]) -> Result<Vec<PciAddress>, BindingEr
 }
 
 /// All GPUs and where they sit. Only where the kernel module does not tell, nvidia-smi is asked.
-pub fn known_addresses(host: &Host) -> Vec<(GpuUuid, PciAddress)> {
+fn known_addresses(host: &Host) -> Vec<(GpuUuid, PciAddress)> {
     match cpu_topology::gpu_addresses(&host.root) {
         told if told.is_empty() => nvidia_smi::addresses(host),
         told => told,
@@ -162,6 +158,12 @@ fn auto(
                 .ok_or_else(|| BindingError::NoPlace(gpu.clone()))
         })
         .collect::<Result<_, _>>()?;
+    if let Some(place) = places.iter().find(|place| !place.fits()) {
+        return Err(BindingError::TooFew(format!(
+            "{place}: each of its {} takes two cores, and there are {}",
+            place.of, place.cores
+        )));
+    }
     let mut locks = Locks::of(host, wanted.lock_prefix);
     let claims = match wanted.shown {
         true => BTreeMap::new(),
@@ -170,6 +172,7 @@ fn auto(
     let mut cpus = CpuSet::default();
     let mut workers = CpuSet::default();
     let mut clients = 1;
+    let mut notes = Vec::new();
     for (place, address) in places.iter().zip(&addresses) {
         let holders = locks.holders(address);
         let mut held: BTreeSet<usize> = holders.iter().map(|holder| holder.slot).collect();
@@ -190,7 +193,13 @@ fn auto(
             )));
         }
         cpus = cpus.union(&own);
-        workers = workers.union(place.nth(slot).unwrap_or(&CpuSet::default()));
+        match place.nth(slot) {
+            Some(core) => workers = workers.union(core),
+            None => notes.push(format!(
+                "{place}: no core of its own is left for client {}",
+                slot + 1
+            )),
+        }
     }
     let service = places
         .first()
@@ -202,7 +211,8 @@ fn auto(
     let service = service.map(|cpu| (SERVICE, cpu.to_string()));
     binding.variables.extend(service);
     let elsewhere = places.iter().filter(|place| place.home != Home::NodeLocal);
-    binding.notes = elsewhere.map(|place| place.to_string()).collect();
+    notes.extend(elsewhere.map(|place| place.to_string()));
+    binding.notes = notes;
     binding.claims = claims.into_values().collect();
     Ok(binding)
 }

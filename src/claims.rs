@@ -140,10 +140,14 @@ impl<'h> Locks<'h> {
         let Names::Slots(directory) = &mut self.names else {
             return Ok(());
         };
-        let place = PLACES
-            .iter()
-            .find(|place| is_open_to_all(&self.host.root.at(place)))
-            .ok_or(ClaimError::NoPlace)?;
+        // One that is there already is everybody's: the first user may have been unable to make the better one.
+        let at = |place: &&&str| self.host.root.at(place);
+        let there = PLACES.iter().find(|place| is_shared(&at(place)));
+        let place = there.or_else(|| PLACES.iter().find(|place| is_open_to_all(&at(place))));
+        let place = place.ok_or(ClaimError::NoPlace)?;
+        if self.host.uid == 0 {
+            take_over(&at(&place)).map_err(|_| ClaimError::NoPlace)?;
+        }
         *directory = PathBuf::from(place);
         Ok(())
     }
@@ -199,6 +203,19 @@ fn make_shared(place: &Path) -> io::Result<()> {
     fs::rename(aside.path(), place)?;
     let _ = aside.keep();
     Ok(())
+}
+
+/// Makes root the owner of the directory: the sticky bit does not keep an owner from replacing root's files, nor from
+/// putting a link in the place of the directory.
+fn take_over(place: &Path) -> io::Result<()> {
+    let directory = OpenOptions::new()
+        .read(true)
+        .custom_flags((OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW).bits())
+        .open(place)?;
+    match directory.metadata()?.uid() {
+        0 => Ok(()),
+        _ => std::os::unix::fs::fchown(&directory, Some(0), Some(0)),
+    }
 }
 
 /// Whether everybody may keep files of his own in this directory, which nobody else can remove.

@@ -343,11 +343,9 @@ pub struct RunArgs {
 impl RunArgs {
     /// What is wrong with the options together.
     fn conflict(&self) -> Option<&'static str> {
-        if self.lock_prefix.is_some() && self.cpus != CpuChoice::To(Cpus::Auto) {
-            return Some("--lock-prefix goes with --cpus auto only");
-        }
-        (self.strict_cpus && self.cpus == CpuChoice::Off)
-            .then_some("--strict-cpus goes with --cpus only")
+        let claims = self.cpus == CpuChoice::To(Cpus::Auto);
+        (self.lock_prefix.is_some() && !claims)
+            .then_some("--lock-prefix goes with --cpus auto only")
     }
 }
 

@@ -73,7 +73,7 @@ pub fn discover(host: &Host) -> Result<Discovery, SmiFailure> {
             seconds: limit.as_secs(),
         }),
         Err(RunError::Interrupted(signal)) => Err(SmiFailure::Interrupted(signal)),
-        Err(RunError::Spawn(error)) => Err(SmiFailure::CannotRun {
+        Err(RunError::Spawn(error) | RunError::Setup(error)) => Err(SmiFailure::CannotRun {
             program,
             reason: error.to_string(),
         }),

@@ -189,8 +189,9 @@ fn slurm_tasks(get: impl Fn(&str) -> Option<String>) -> Option<usize> {
     None
 }
 
-/// Which of `daemons` daemons a rank uses. As many ranks as daemons go one to one; a multiple of them goes round in
-/// turn. Anything else would load one GPU more than another without a word, and is refused for every rank alike.
+/// Which of `daemons` daemons a rank uses. Up to as many ranks as daemons go one to one; a multiple of them goes round in
+/// turn. Other numbers of ranks would load one GPU more than another without a word, and are refused for every rank
+/// alike, where the launcher tells the number.
 pub fn share(rank: LocalRank, daemons: usize) -> Result<usize, RankError> {
     let fits = match rank.size {
         Some(size) => size <= daemons || (daemons > 0 && size % daemons == 0),

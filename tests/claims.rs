@@ -21,10 +21,17 @@ use serde_json::{Value, json};
 use uni_cumps::Host;
 use uni_cumps::binding::{self, Binding};
 use uni_cumps::claims::{Claim, ClaimError, Locks};
-use uni_cumps::cli::CpuChoice;
+use uni_cumps::cli::Cpus;
 use uni_cumps::gpu::{GpuUuid, PciAddress};
 
 use crate::support::{U0, U1, set_mode};
+
+/// What `run --cpus auto` asks for.
+const AUTO: binding::Wanted<'static> = binding::Wanted {
+    cpus: &Cpus::Auto,
+    lock_prefix: None,
+    shown: false,
+};
 
 const ONCE: &str = "a process claims its GPUs once, and so is refused its own";
 const REGULAR: &str = "only a regular file is a lock";
@@ -178,7 +185,7 @@ fn machine(root: &Path, gpus: &[(&str, &str)]) -> Host {
 
 fn auto(host: &Host, gpus: &[&str]) -> Binding {
     let gpus: Vec<GpuUuid> = gpus.iter().map(|gpu| gpu.parse().unwrap()).collect();
-    binding::find(host, &CpuChoice::Auto, &gpus, false).unwrap()
+    binding::find(host, &AUTO, &gpus).unwrap()
 }
 
 /// The CPUs, the worker's and the service's.
@@ -282,7 +289,7 @@ fn a_place_that_is_a_link_is_not_followed() {
     symlink(root.join("elsewhere"), root.join("run/lock/uni-cumps")).unwrap();
     // There is no /tmp either.
     let gpu: GpuUuid = U0.parse().unwrap();
-    let refused = binding::find(&host, &CpuChoice::Auto, &[gpu], false).err();
+    let refused = binding::find(&host, &AUTO, &[gpu]).err();
     assert_eq!(
         refused.unwrap().to_string(),
         "there is no directory for the locks of GPUs: neither /run/lock/uni-cumps nor /tmp/uni-cumps-locks can be used"

@@ -1,7 +1,7 @@
 //! The proof that a program is a client: it runs beside us, the daemon is asked, and without a client its whole tree is ended.
 
-use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -26,9 +26,9 @@ const TOLD: usize = 8;
 
 /// How the wait for a client has ended.
 enum Seen {
-    /// One of its processes is a client.
-    Client,
-    /// The program has ended before.
+    /// One of its processes is a client; how the program has ended, if what it left is meant.
+    Client(Option<Finished>),
+    /// The program has ended before, and left nothing that may become one.
     End(Result<Finished, RunError>),
     /// The time is up; why the daemon could not be asked, if it could not.
     Nothing(Option<AskError>),
@@ -48,61 +48,99 @@ pub fn proven(
     let refused = |error| not_run(call, error);
     let command = Command::begin(host, call).map_err(refused)?;
     let waiting = format!("waiting for a client of daemon {}", record.name);
-    let (strangers, us) = (command.strangers.clone(), our_pid());
-    let is_silent = || {
-        let mut command = family(host, us, &strangers).into_iter();
-        !command.any(|process| process::has_written(host, process.id.pid))
-    };
+    let is_silent = || command.tree.is_silent();
     let limit = Duration::from_secs(seconds);
     match ui.waiting_beside(&waiting, &is_silent, || command.watch(&control, limit)) {
-        Seen::Client => Ok(command.end().map_err(refused)?.status.shell_code()),
+        Seen::Client(Some(finished)) => Ok(finished.status.shell_code()),
+        Seen::Client(None) => Ok(command.end().map_err(refused)?.status.shell_code()),
         Seen::End(finished) => match finished.map_err(refused)?.status {
-            status if status.success() => {
-                let left = command.family();
-                if !left.is_empty() {
-                    let pids: Vec<String> = left.iter().map(|one| one.id.to_string()).collect();
-                    ui.note(format!("of the command still runs: {}", pids.join(", ")));
-                }
-                Err(Error::EndedUnattached {
-                    name: record.name.clone(),
-                })
-            }
+            status if status.success() => Err(Error::EndedUnattached {
+                name: record.name.clone(),
+            }),
             status => Ok(status.shell_code()),
         },
         Seen::Nothing(unanswered) => {
             let causes = command.causes(record, unanswered.as_ref());
-            let ending = || process::end_all(host, &|| command.family(), END_LIMIT);
+            let ending = || process::end_all(host, &|| command.tree.family(), END_LIMIT);
             for left in ui.waiting_beside("waiting for the command to end", &is_silent, ending) {
                 ui.note(format!("{} could not be ended", left.id));
             }
-            Err(not_attached(record, seconds, causes))
+            match unanswered {
+                Some(AskError::Call(RunError::Interrupted(signal))) => {
+                    Err(Error::Interrupted(signal))
+                }
+                _ => Err(not_attached(record, seconds, causes)),
+            }
         }
     }
 }
 
-/// The command that runs beside us. Whatever of it loses its parent becomes our child.
+/// The processes that we have started, and what loses its parent among them, which becomes our child.
+struct Tree<'h> {
+    host: &'h Host,
+    /// Those that are not of the command: what we had started before we were uni-cumps, such as the jobs of a shell that
+    /// has become us, or the daemon where we are a container's first process.
+    strangers: Mutex<Vec<Running>>,
+}
+
+impl<'h> Tree<'h> {
+    /// Before the command is started.
+    fn new(host: &'h Host) -> Self {
+        Self {
+            host,
+            strangers: Mutex::new(process::descendants_of(host, our_pid())),
+        }
+    }
+
+    /// The processes of the command.
+    fn family(&self) -> Vec<Running> {
+        let mut strangers = self
+            .strangers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        // What a stranger has started is one as well, also once it has lost its parent and become our child.
+        let alive = |one: &&Running| process::still_running(self.host, one.id).is_some();
+        let alive = strangers.iter().filter(alive).copied().collect();
+        for one in process::with_descendants(self.host, alive) {
+            if !strangers.iter().any(|known| known.id == one.id) {
+                strangers.push(one);
+            }
+        }
+        let mut family = process::children_of(self.host, our_pid());
+        family.retain(|child| !strangers.iter().any(|known| known.id == child.id));
+        process::with_descendants(self.host, family)
+    }
+
+    /// Whether the command has written nothing yet. Our questions to the daemon are children of ours as well.
+    fn is_silent(&self) -> bool {
+        let wrote = |process: &Running| process::has_written(self.host, process.id.pid);
+        let asks = |process: &Running| {
+            process::program_name(self.host, process.id.pid).as_deref() == Some(CONTROL)
+        };
+        !self
+            .family()
+            .iter()
+            .any(|process| wrote(process) && !asks(process))
+    }
+}
+
+/// The command that runs beside us.
 struct Command<'h> {
     host: &'h Host,
-    /// Children that we had before: jobs of a shell that has become us, or the daemon where we are a container's first
-    /// process.
-    strangers: Vec<Running>,
+    tree: Tree<'h>,
     ended: Receiver<Result<Finished, RunError>>,
 }
 
 impl<'h> Command<'h> {
     /// Waits for the program's end in a thread that is left behind with a program that cannot be ended.
     fn begin(host: &'h Host, call: &Invocation) -> Result<Self, RunError> {
-        let strangers = process::children_of(host, our_pid());
+        let tree = Tree::new(host);
         let (tell, ended) = mpsc::channel();
         let (runner, call) = (Arc::clone(&host.runner), call.clone());
         thread::Builder::new()
             .spawn(move || tell.send(runner.run(&call)))
-            .map_err(RunError::Spawn)?;
-        Ok(Self {
-            host,
-            strangers,
-            ended,
-        })
+            .map_err(RunError::Setup)?;
+        Ok(Self { host, tree, ended })
     }
 
     /// Waits until the program runs, and says how it has ended if it could not or does no longer. Before that, a signal
@@ -110,7 +148,7 @@ impl<'h> Command<'h> {
     fn has_begun(&self, limit: Duration) -> Option<Result<Finished, RunError>> {
         let begun = || match self.has_ended() {
             Some(finished) => Some(Some(finished)),
-            None => (!self.family().is_empty()).then_some(None),
+            None => (!self.tree.family().is_empty()).then_some(None),
         };
         self.host.wait_for(limit, begun).flatten()
     }
@@ -121,34 +159,47 @@ impl<'h> Command<'h> {
 
     /// Waits for the end of the program.
     fn end(&self) -> Result<Finished, RunError> {
-        let lost = |error| Err(RunError::Spawn(std::io::Error::other(error)));
+        let lost = |error| Err(RunError::Setup(std::io::Error::other(error)));
         self.ended.recv().unwrap_or_else(lost)
     }
 
-    /// The processes of the command.
-    fn family(&self) -> Vec<Running> {
-        family(self.host, our_pid(), &self.strangers)
-    }
-
-    /// Looks again and again for a process of the command among the daemon's clients.
+    /// Looks again and again for a process of the command among the daemon's clients. A program that ends well may have
+    /// left one behind that becomes a client.
     fn watch(&self, control: &Control<'_>, limit: Duration) -> Seen {
-        if let Some(finished) = self.has_begun(limit) {
-            return Seen::End(finished);
-        }
         let now = || self.host.clock.monotonic();
         let (mut left, mut pause) = (limit, PAUSES.0);
+        let mut over = None;
+        let mut event = self.has_begun(limit);
         loop {
+            match event {
+                Some(Ok(finished)) if finished.status.success() => over = Some(finished),
+                Some(finished) => return Seen::End(finished),
+                None => {}
+            }
             let begun = now();
-            if let Some(finished) = self.host.wait_for(pause.min(left), || self.has_ended()) {
-                return Seen::End(finished);
+            let is_over = over.is_some();
+            let is_gone = || is_over && self.tree.family().is_empty();
+            event = self
+                .host
+                .wait_for(pause.min(left), || match is_over {
+                    false => self.has_ended().map(Some),
+                    true => is_gone().then_some(None),
+                })
+                .flatten();
+            if let Some(finished) = over.take_if(|_| is_gone()) {
+                return Seen::End(Ok(finished));
+            }
+            if event.is_some() {
+                continue;
             }
             let ask_limit = left.clamp(ASK_LIMITS.0, ASK_LIMITS.1);
             let unanswered = match self.has_client(control, ask_limit) {
-                Ok(true) => return Seen::Client,
+                Ok(true) => return Seen::Client(over),
                 Ok(false) => None,
                 Err(error) => Some(error),
             };
-            if left <= pause {
+            let interrupted = matches!(unanswered, Some(AskError::Call(RunError::Interrupted(_))));
+            if left <= pause || interrupted {
                 return Seen::Nothing(unanswered);
             }
             // No more than it may take: Ctrl-Z stops us, and the command, but not the clock.
@@ -159,9 +210,9 @@ impl<'h> Command<'h> {
 
     /// Whether a process of the command is among the daemon's clients. One may come or go while the daemon answers.
     fn has_client(&self, control: &Control<'_>, limit: Duration) -> Result<bool, AskError> {
-        let mut family = self.family();
+        let mut family = self.tree.family();
         let clients = clients_of(control, limit)?;
-        family.extend(self.family());
+        family.extend(self.tree.family());
         Ok(family
             .iter()
             .any(|process| clients.iter().any(|client| client.pid == process.id.pid)))
@@ -173,16 +224,9 @@ impl<'h> Command<'h> {
             what: format!("the daemon could not be asked: {error}"),
             remedy: "uni-cumps doctor".to_owned(),
         });
-        let others = obstacles(self.host, record, &self.family());
+        let others = obstacles(self.host, record, &self.tree.family());
         unanswered.into_iter().chain(others).collect()
     }
-}
-
-/// What we have started, but for these strangers and all that is theirs.
-fn family(host: &Host, us: i32, strangers: &[Running]) -> Vec<Running> {
-    let mut family = process::children_of(host, us);
-    family.retain(|child| !strangers.iter().any(|known| known.id == child.id));
-    process::with_descendants(host, family)
 }
 
 fn our_pid() -> i32 {
@@ -209,6 +253,7 @@ fn not_attached(record: &DaemonRecord, seconds: u64, causes: Vec<Obstacle>) -> E
 pub fn not_run(call: &Invocation, error: RunError) -> Error {
     let source = match error {
         RunError::Spawn(source) => source,
+        RunError::Setup(source) => return Error::NotStarted { source },
         RunError::Interrupted(signal) => return Error::Interrupted(signal),
         RunError::TimedOut(_) => std::io::ErrorKind::TimedOut.into(),
     };

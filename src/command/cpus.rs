@@ -26,6 +26,7 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &CpusArgs) -> Result<u8, E
     let workers = workers(host, &root, args, &machine)?;
     let plan = plan(args.core, &workers, &machine)?;
     let report = Report {
+        workers: workers.len(),
         rows: rows(host, args, &machine),
         nodes: cpu_topology::nodes(&root),
         machine,
@@ -72,14 +73,10 @@ fn workers(
         machine.gpus.iter().map(|gpu| Some(gpu.address)).collect()
     } else {
         let uuids = chosen(host, args.gpus.as_deref())?;
-        let known = binding::known_addresses(host);
-        let address = |uuid: &GpuUuid| {
-            known
-                .iter()
-                .find(|(known, _)| known == uuid)
-                .map(|(_, address)| *address)
-        };
-        uuids.iter().map(address).collect()
+        let addresses = binding::addresses(host, &uuids).map_err(|error| Error::NotBound {
+            reason: error.to_string(),
+        })?;
+        addresses.into_iter().map(Some).collect()
     };
     let each = |device: Option<PciAddress>| std::iter::repeat_n(device, usize::from(args.workers));
     Ok(devices.into_iter().flat_map(each).collect())
@@ -133,6 +130,8 @@ fn rows(host: &Host, args: &CpusArgs, machine: &Machine) -> Vec<Row> {
 }
 
 struct Report {
+    /// How many workers were to be placed.
+    workers: usize,
     machine: Machine,
     plan: CpuPlan,
     rows: Vec<Row>,
@@ -142,11 +141,11 @@ struct Report {
 impl Report {
     fn to_json(&self) -> Value {
         let Self { machine, plan, .. } = self;
-        let workers: Vec<Value> = plan
-            .workers
-            .iter()
-            .map(|worker| json!({"cpus": worker.cpus.to_string(), "why": worker.why}))
-            .collect();
+        let worker = |number: usize| match plan.workers.get(number) {
+            Some(worker) => json!({"cpus": worker.cpus.to_string(), "why": worker.why}),
+            None => Value::Null,
+        };
+        let workers: Vec<Value> = (0..self.workers).map(worker).collect();
         json!({
             "mask": machine.mask.to_string(),
             "quota": machine.quota.as_ref().map(|quota| quota.cpus),
@@ -355,13 +354,16 @@ impl Row {
     fn line(&self) -> String {
         let place = &self.place;
         format!(
-            "gpu address={} node={} allowed={} rank={} of={} worker={} service={} claimed_by={}",
+            "gpu address={} node={} allowed={} rank={} of={} workers={} service={} claimed_by={}",
             self.address(),
             place.node.as_deref().unwrap_or("none"),
             or_none(&place.pool),
             place.rank,
             place.of,
-            place.nth(0).map_or("none".to_owned(), ToString::to_string),
+            match self.workers().join(";") {
+                cores if cores.is_empty() => "none".to_owned(),
+                cores => cores,
+            },
             self.service()
                 .map_or("none".to_owned(), |cpu| cpu.to_string()),
             match self.claimed_by() {

@@ -33,7 +33,7 @@ pub enum PlanError {
     },
     /// The workers do not fit between the named CPU and the service's core.
     #[error(
-        "from CPU {first} on there are {cores} cores for {workers} workers: of the CPUs that this process may use, {mask}, the last core is the service's"
+        "from CPU {first} on there are {cores} core(s) for {workers} worker(s): of the CPUs that this process may use, {mask}, the last core is the service's"
     )]
     TooFewCores {
         /// The named CPU.
@@ -47,7 +47,7 @@ pub enum PlanError {
     },
     /// Nothing would be left for everything else.
     #[error(
-        "CPU {first} for {workers} workers pins each of the CPUs that this process may use, {mask}, and leaves none for other threads"
+        "CPU {first} for {workers} worker(s) pins each of the CPUs that this process may use, {mask}, and leaves none for other threads"
     )]
     WouldPinAll {
         /// The named CPU.
@@ -71,11 +71,36 @@ impl PlanError {
     }
 }
 
+impl PlanError {
+    /// A short name that stays the same for good, for `--json`.
+    fn code(&self) -> &'static str {
+        match self {
+            Self::NotASetting(_) => "bad-core",
+            Self::OutsideMask { .. } => "core-outside-mask",
+            Self::TooFewCores { .. } => "too-few-cores",
+            Self::WouldPinAll { .. } => "would-pin-all",
+        }
+    }
+
+    fn hint(&self) -> String {
+        match self {
+            Self::NotASetting(_) => "--core auto".to_owned(),
+            Self::OutsideMask { mask, .. } => match mask.first() {
+                Some(cpu) => format!("--core {cpu}, or --core auto"),
+                None => "--core auto".to_owned(),
+            },
+            Self::TooFewCores { .. } => "--core auto, or a lower number".to_owned(),
+            Self::WouldPinAll { .. } => "allow more CPUs, or plan fewer workers".to_owned(),
+        }
+    }
+}
+
 impl From<PlanError> for Error {
     fn from(error: PlanError) -> Self {
         Self::CpuPlan {
-            kind: error.kind(),
+            code: error.code(),
             message: error.to_string(),
+            hint: error.hint(),
         }
     }
 }

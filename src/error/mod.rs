@@ -132,6 +132,12 @@ pub enum Error {
         /// The system's reason.
         source: io::Error,
     },
+    /// We failed before the user's program could be executed.
+    #[error("the program was not started")]
+    NotStarted {
+        /// The system's reason.
+        source: io::Error,
+    },
     /// No process of the command became a client in time, and the command was ended.
     #[error(
         "the command was ended: none of its processes was a client of daemon {name} within {seconds} s"
@@ -158,10 +164,12 @@ pub enum Error {
     /// The plan that the user asks for cannot be had.
     #[error("{message}")]
     CpuPlan {
-        /// A word that stays.
-        kind: &'static str,
+        /// Its code.
+        code: &'static str,
         /// What is wrong with it.
         message: String,
+        /// What to type.
+        hint: String,
     },
     /// Nothing says which CPUs may be used.
     #[error("the CPUs that a process may use are not known")]
@@ -453,12 +461,13 @@ impl Error {
             Self::NoRecord(_) => "no-record",
             Self::NoLiveDaemon => "no-live-daemon",
             Self::SeveralLive { .. } => "several-live",
-            Self::CpuPlan { kind, .. } => kind,
+            Self::CpuPlan { code, .. } => code,
             Self::NoCpuMask => "no-cpu-mask",
             Self::NotBound { .. } => "not-bound",
             Self::NoDaemonForGpu(_) => "no-daemon-for-gpu",
             Self::Rank(error) => error.code(),
             Self::CannotExecute { .. } => "cannot-execute",
+            Self::NotStarted { .. } => "not-started",
             Self::NotAttached { .. } => "not-attached",
             Self::EndedUnattached { .. } => "ended-unattached",
             Self::Unwritable { .. } => "unwritable-value",
@@ -573,6 +582,7 @@ impl Error {
                 }
                 _ => source.to_string(),
             }),
+            Self::NotStarted { source } => Some(source.to_string()),
             Self::NotAttached { causes, .. } => Some(causes.join("\n")),
             Self::EndedUnattached { .. } => Some(
                 "it does not use CUDA, used it only between two looks, or ran without MPS"
@@ -635,7 +645,7 @@ impl Error {
                 Some(name) => format!("--name {name}"),
                 None => "uni-cumps status".into(),
             },
-            Self::CpuPlan { .. } => "--core auto, or a lower number".into(),
+            Self::CpuPlan { hint, .. } => hint.clone(),
             Self::NoCpuMask => "--mask 0-7, with the CPUs of the machine".into(),
             Self::NotBound { .. } => "uni-cumps cpus shows what may be used; without --strict-cpus it runs unbound".into(),
             Self::NoDaemonForGpu(gpu) => format!("uni-cumps start --gpus {gpu}"),
@@ -647,6 +657,7 @@ impl Error {
                 format!("ls -l {}", quote_path(program))
             }
             Self::CannotExecute { program, .. } => format!("command -v {}", quote_path(program)),
+            Self::NotStarted { .. } => "without --require-mps the program takes uni-cumps' place".into(),
             Self::NotAttached { remedy, .. } => remedy.clone(),
             Self::EndedUnattached { .. } => {
                 "for a program without CUDA, leave --require-mps out; otherwise: uni-cumps doctor".into()

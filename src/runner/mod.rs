@@ -127,6 +127,9 @@ pub enum RunError {
     /// It could not be started.
     #[error("{0}")]
     Spawn(#[source] io::Error),
+    /// We could not get as far as starting it.
+    #[error("{0}")]
+    Setup(#[source] io::Error),
     /// It did not end within its time and was ended.
     #[error("it did not finish within {} s", .0.as_secs())]
     TimedOut(Duration),

@@ -169,11 +169,6 @@ impl SystemRunner {
         words: &[&OsStr],
         kinship: &Kinship<'_>,
     ) -> io::Result<Child> {
-        if !ends_are_told() {
-            return Err(io::Error::other(
-                "SIGCHLD is ignored, so that nobody could tell how a program ends; put this in front of uni-cumps: env --default-signal=CHLD",
-            ));
-        }
         let mut calls = self.calls();
         let child = Child::start(file, words, &call.env, &self.child_mask, kinship)?;
         calls.push(child.pid);
@@ -197,13 +192,13 @@ impl SystemRunner {
         let _held = hold_signals();
         // Where a program runs beside us, a signal is for that, and not for what we ask meanwhile.
         let arrivals = (!self.has_company()).then(|| Arrivals::of(signals_to_hold()));
-        let arrivals = arrivals.transpose().map_err(RunError::Spawn)?;
+        let arrivals = arrivals.transpose().map_err(RunError::Setup)?;
         if let Some(signal) = arrivals.as_ref().and_then(Arrivals::next) {
             return Err(RunError::Interrupted(signal.number));
         }
-        let stdin = memory_file(&call.stdin).map_err(RunError::Spawn)?;
-        let stdout = memory_file(b"").map_err(RunError::Spawn)?;
-        let stderr = memory_file(b"").map_err(RunError::Spawn)?;
+        let stdin = memory_file(&call.stdin).map_err(RunError::Setup)?;
+        let stdout = memory_file(b"").map_err(RunError::Setup)?;
+        let stderr = memory_file(b"").map_err(RunError::Setup)?;
         let streams = [stdin.as_fd(), stdout.as_fd(), stderr.as_fd()];
         let child = self.spawn_stranger(call, streams)?;
         let until = Some(Instant::now() + limit);
@@ -221,16 +216,16 @@ impl SystemRunner {
         }
         Ok(Finished {
             status,
-            stdout: text(stdout).map_err(RunError::Spawn)?,
-            stderr: text(stderr).map_err(RunError::Spawn)?,
+            stdout: text(stdout).map_err(RunError::Setup)?,
+            stderr: text(stderr).map_err(RunError::Setup)?,
             process_group: child.pid.as_raw(),
         })
     }
 
     fn foreground(&self, call: &Invocation) -> Result<Finished, RunError> {
         let _held = hold_signals();
-        let arrivals = Arrivals::of(signals_to_hold()).map_err(RunError::Spawn)?;
-        let stdin = memory_file(&call.stdin).map_err(RunError::Spawn)?;
+        let arrivals = Arrivals::of(signals_to_hold()).map_err(RunError::Setup)?;
+        let stdin = memory_file(&call.stdin).map_err(RunError::Setup)?;
         let ours = io::stderr();
         let streams = [stdin.as_fd(), ours.as_fd(), ours.as_fd()];
         let child = self.spawn_stranger(call, streams)?;
@@ -240,8 +235,8 @@ impl SystemRunner {
     fn beside(&self, call: &Invocation) -> Result<Finished, RunError> {
         let signals = signals_to_pass_on();
         let _held = hold(&signals);
-        let arrivals = Arrivals::of(&signals).map_err(RunError::Spawn)?;
-        self.return_to_caller().map_err(RunError::Spawn)?;
+        let arrivals = Arrivals::of(&signals).map_err(RunError::Setup)?;
+        self.return_to_caller().map_err(RunError::Setup)?;
         // Without it only what stays below the program can be told.
         let _ = nix::sys::prctl::set_child_subreaper(true);
         self.has_company.store(true, Ordering::Release);
@@ -318,7 +313,7 @@ impl SystemRunner {
 
     fn replacing(&self, call: &Invocation) -> RunError {
         if let Err(error) = self.return_to_caller() {
-            return RunError::Spawn(error);
+            return RunError::Setup(error);
         }
         let error = Command::new(&call.program)
             .args(&call.args)
@@ -343,6 +338,11 @@ fn is_passed_over(error: &io::Error) -> bool {
 
 impl CommandRunner for SystemRunner {
     fn run(&self, call: &Invocation) -> Result<Finished, RunError> {
+        if call.mode != Mode::Replacing && !ends_are_told() {
+            return Err(RunError::Setup(io::Error::other(
+                "SIGCHLD is ignored, so that nobody could tell how a program ends; put this in front of uni-cumps: env --default-signal=CHLD",
+            )));
+        }
         match call.mode {
             Mode::Captured(limit) => self.capture(call, limit),
             Mode::Foreground => self.foreground(call),

@@ -236,15 +236,34 @@ cause: it does not use CUDA, used it only between two looks, or ran without MPS
 hint: for a program without CUDA, leave --require-mps out; otherwise: uni-cumps doctor
 "
     );
+}
+
+#[test]
+fn what_a_program_leaves_behind_is_a_client_in_time_or_ended() {
+    let machine = machine_with_server();
+    let line = "(sh -c 'echo $$ >client; echo $$ >clients; exec sleep 600' >log 2>&1 &); exit 0";
+    let done = run_sh(&machine, &["--require-mps"], line).finish();
+    done.exited(0).said_nothing();
+    let client = pid_in(machine.path("client"));
+    assert!(is_running(client));
+    machine.kill(client);
+    let machine = self::machine();
     let line = "(sleep 600 >log 2>&1 & echo $! >left); exit 0";
-    let done = run_sh(&machine, &["--require-mps"], line)
-        .finish()
-        .exited(125);
-    let left = pid_in(machine.path("left"));
-    assert!(done.stderr.starts_with(&format!(
-        "note: of the command still runs: pid {left}\nerror: "
-    )));
-    assert!(is_running(left));
+    ends(run_sh(&machine, &["--require-mps=1"], line), "cause: ");
+    assert!(!is_running(pid_in(machine.path("left"))));
+}
+
+#[test]
+fn what_strangers_start_is_never_ended() {
+    let machine = machine();
+    // A shell becomes uni-cumps and leaves it a child, which then ends and leaves an orphan.
+    let shell = "(sh -c 'sleep 600 >log 2>&1 & echo $! >stranger; sleep 0.3' &); exec \"$@\"";
+    let path = format!("{}:/usr/bin:/bin", machine.bin().display());
+    let call = run_sh(&machine, &["--require-mps=1"], "sleep 600").env("PATH", path);
+    ends(call.under(["/bin/sh", "-c", shell, "sh"]), "cause: ");
+    let stranger = pid_in(machine.path("stranger"));
+    assert!(is_running(stranger));
+    machine.kill(stranger);
 }
 
 #[test]

@@ -140,7 +140,7 @@ fn unset(ui: &mut Ui<'_>, form: Format, shell: Shell) {
             "[Service]\nUnsetEnvironment={}\n",
             CLIENT_VARIABLES.join(" ")
         )),
-        // The other forms are refused with --unset.
+        // The command line lets no other form through.
         Format::Shell | Format::Dotenv | Format::Docker | Format::Github => {
             let lines = CLIENT_VARIABLES.map(|key| shell.unset(key) + "\n");
             ui.verbatim(&lines.concat());

@@ -15,31 +15,36 @@ pub const CGROUPS: &str = "/sys/fs/cgroup";
 ///
 /// The reference reads cgroup v2 alone; where the `cpu` controller is one of v1, or both are mounted, this counts too.
 pub fn quota(root: &Root) -> Option<Quota> {
-    let groups = text(root, "/proc/self/cgroup").unwrap_or_default();
-    let unified = groups.lines().find_map(|line| line.strip_prefix("0::"));
-    let quotas = levels(CGROUPS, unified.unwrap_or("/"))
-        .into_iter()
-        .filter_map(|level| unified_quota(root, &level))
-        .chain(
-            old_directories(&groups)
-                .flat_map(|(directory, path)| levels(&directory, path))
-                .filter_map(|level| old_quota(root, &level)),
-        );
-    quotas.min_by(|one, other| one.cpus.total_cmp(&other.cpus))
+    let groups = groups(root);
+    let new = unified_levels(&groups).filter_map(|level| unified_quota(root, &level));
+    let old = old_levels(&groups).filter_map(|level| old_quota(root, &level));
+    new.chain(old)
+        .min_by(|one, other| one.cpus.total_cmp(&other.cpus))
 }
 
 /// All files that `quota` looks at and that are there.
 pub fn quota_files(root: &Root) -> Vec<PathBuf> {
-    let groups = text(root, "/proc/self/cgroup").unwrap_or_default();
-    let unified = groups.lines().find_map(|line| line.strip_prefix("0::"));
-    let new = levels(CGROUPS, unified.unwrap_or("/"));
-    let new = new.into_iter().map(|level| level.join("cpu.max"));
-    let old = old_directories(&groups).flat_map(|(directory, path)| levels(&directory, path));
-    let old = old
+    let groups = groups(root);
+    let new = unified_levels(&groups).map(|level| level.join("cpu.max"));
+    let old = old_levels(&groups)
         .flat_map(|level| ["cpu.cfs_quota_us", "cpu.cfs_period_us"].map(|file| level.join(file)));
     let files = new.chain(old).filter(|file| root.at(file).exists());
     // A link to a controller and its own name are one directory, looked at twice.
     files.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// The cgroups of this process, a line for each hierarchy.
+fn groups(root: &Root) -> String {
+    text(root, "/proc/self/cgroup").unwrap_or_default()
+}
+
+fn unified_levels(groups: &str) -> impl Iterator<Item = PathBuf> {
+    let path = groups.lines().find_map(|line| line.strip_prefix("0::"));
+    levels(CGROUPS, path.unwrap_or("/")).into_iter()
+}
+
+fn old_levels(groups: &str) -> impl Iterator<Item = PathBuf> {
+    old_directories(groups).flat_map(|(directory, path)| levels(&directory, path))
 }
 
 /// Where the `cpu` controller of cgroup v1 is mounted, and the path of the process there. `cpu` is usually a link to

@@ -300,3 +300,41 @@ impl Binding {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+    use crate::host::fake::{Answer, exits, host};
+
+    fn apply(answer: Option<Answer>) -> Result<(), BindingError> {
+        let root = tempfile::tempdir().unwrap();
+        std::fs::create_dir(root.path().join("bin")).unwrap();
+        let taskset = root.path().join("bin/taskset");
+        std::fs::write(&taskset, "").unwrap();
+        std::fs::set_permissions(taskset, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let host = host(root.path(), answer.into_iter().collect());
+        let machine = Machine::default();
+        let cpus = "2000-2003".parse().unwrap();
+        Binding::to(&host, &machine, cpus, 1).apply(&host)
+    }
+
+    #[test]
+    fn cpus_beyond_the_system_calls_bits_are_left_to_taskset() {
+        let us = std::process::id().to_string();
+        let done: Answer = Box::new(move |call| {
+            assert_eq!(call.program, Path::new("/bin/taskset"));
+            assert_eq!(call.args, ["-cp", "2000-2003", &us]);
+            exits(0, "", "")(call)
+        });
+        apply(Some(done)).unwrap();
+        let failed = exits(
+            1,
+            "",
+            "taskset: failed to set pid's affinity: Invalid argument",
+        );
+        let refusal = apply(Some(failed)).unwrap_err().to_string();
+        assert!(refusal.ends_with("Invalid argument"), "{refusal}");
+    }
+}

@@ -161,3 +161,26 @@ fn the_number_of_checks_is_true() {
         "{checks}"
     );
 }
+
+#[test]
+fn every_reader_of_the_environment_is_served_as_it_is_told() {
+    let machine = Sandbox::new();
+    machine.start(&[]);
+    let file = machine.path("github_env");
+    fs::write(&file, "").unwrap();
+    let text = readme();
+    let (_, table) = text.split_once("\n| reader | what to type |\n").unwrap();
+    let rows = table.lines().skip(1).take_while(|line| !line.is_empty());
+    let mut served = 0;
+    for row in rows {
+        let (_, command) = row.split_once("uni-cumps ").unwrap();
+        let command = command.split(['`', ')', '>', '\\']).next().unwrap();
+        machine
+            .run(command.split_whitespace())
+            .env("GITHUB_ENV", &file)
+            .succeeds()
+            .said_nothing();
+        served += 1;
+    }
+    assert_eq!(served, 11);
+}

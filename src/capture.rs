@@ -239,25 +239,22 @@ impl Capture<'_> {
 mod tests {
     use super::*;
     use crate::host::Root;
-    use crate::host::fake::host;
+    use crate::host::fake::{self, host};
 
     #[test]
     fn the_quota_of_a_cgroup_with_a_replaced_name_is_found_again() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
         // A container's name is the beginning of its cgroup's.
-        for (file, text) in [
+        let files = [
             ("proc/sys/kernel/hostname", "0123456789ab\n"),
             ("proc/self/cgroup", "0::/docker/0123456789abcdef\n"),
             (
                 "sys/fs/cgroup/docker/0123456789abcdef/cpu.max",
                 "200000 100000\n",
             ),
-        ] {
-            let path = root.join(file);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
+        ];
+        fake::write(root, &files);
         take(&host(root, Vec::new()), Path::new("/captured"), &[]).unwrap();
         let captured = Root::new(root.join("captured"));
         let quota = cpu_topology::quota(&captured).unwrap();

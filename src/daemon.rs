@@ -368,8 +368,18 @@ pub fn reachable(host: &Host, store: &Store<'_>, daemon: Observed) -> Result<Dae
     }
 }
 
+/// The record of a daemon for a client of it, and what the client should know.
+pub fn for_client(
+    host: &Host,
+    store: &Store<'_>,
+    daemon: Observed,
+) -> Result<(DaemonRecord, Vec<String>), Error> {
+    let notes = client_notes(host, &daemon);
+    Ok((reachable(host, store, daemon)?, notes))
+}
+
 /// What a client of this daemon should know about its own surroundings.
-pub fn client_notes(host: &Host, daemon: &Observed) -> Vec<String> {
+fn client_notes(host: &Host, daemon: &Observed) -> Vec<String> {
     let record = &daemon.record;
     let elsewhere = match &daemon.state {
         State::OtherPidNamespace { .. } => true,

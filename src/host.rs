@@ -240,6 +240,15 @@ pub mod fake {
         }
     }
 
+    /// Writes these files below `root`, each under its path on the machine.
+    pub fn write(root: &Path, files: &[(&str, &str)]) {
+        for (path, text) in files {
+            let path = Root::new(root).at(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+    }
+
     /// A program that exits with `code`.
     pub fn exits(code: i32, stdout: &str, stderr: &str) -> Answer {
         let finished = Finished {

@@ -7,6 +7,7 @@ use crate::error::{Error, SmiFailure};
 use crate::gpu::{ComputeMode, Gpu, GpuIdentity, GpuUuid, PciAddress, parse_index};
 use crate::host::Host;
 use crate::runner::{Finished, Invocation, Mode, RunError, Status};
+use crate::topology::{self, Plan};
 
 /// Without persistence mode, each GPU takes about a second to wake up; a wedged driver never answers.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -32,8 +33,13 @@ pub struct Discovery {
 }
 
 impl Discovery {
+    /// Decides which GPU is meant, as `topology::resolve` does, and lets nvidia-smi say why there is none.
+    pub fn resolve(&self, selector: Option<&str>, mask: Option<&str>) -> Result<Plan, Error> {
+        topology::resolve(selector, &self.gpus, mask).map_err(|error| self.explain(error))
+    }
+
     /// Completes a failure to find a GPU with what nvidia-smi said.
-    pub fn explain(&self, error: Error) -> Error {
+    fn explain(&self, error: Error) -> Error {
         match error {
             Error::NoGpu { diagnostic: None } => Error::NoGpu {
                 diagnostic: Some(

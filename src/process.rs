@@ -125,15 +125,6 @@ pub fn variable_of(host: &Host, pid: i32, key: &str) -> Option<String> {
         .map(|(_, value)| value.to_owned())
 }
 
-/// The CPUs that a process may use, as the kernel's list.
-pub fn allowed_cpus(host: &Host, pid: i32) -> Option<String> {
-    let status = fs::read_to_string(proc_path(host, pid, "status")).ok()?;
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    Some(line?.trim().to_owned())
-}
-
 /// The file name of the program that a process was called as. `comm` would not do: it is cut to 15 letters, and
 /// NVIDIA's control program and server then have the same.
 pub fn program_name(host: &Host, pid: i32) -> Option<String> {
@@ -322,6 +313,11 @@ impl Handle {
             }
         }
     }
+}
+
+/// Ourselves.
+pub fn our_pid() -> i32 {
+    nix::unistd::getpid().as_raw()
 }
 
 /// The process that has started us; `None` if it is of another pid namespace.

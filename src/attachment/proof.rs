@@ -88,7 +88,7 @@ impl<'h> Tree<'h> {
     fn new(host: &'h Host) -> Self {
         Self {
             host,
-            strangers: Mutex::new(process::descendants_of(host, our_pid())),
+            strangers: Mutex::new(process::descendants_of(host, process::our_pid())),
         }
     }
 
@@ -106,7 +106,7 @@ impl<'h> Tree<'h> {
                 strangers.push(one);
             }
         }
-        let mut family = process::children_of(self.host, our_pid());
+        let mut family = process::children_of(self.host, process::our_pid());
         family.retain(|child| !strangers.iter().any(|known| known.id == child.id));
         process::with_descendants(self.host, family)
     }
@@ -227,10 +227,6 @@ impl<'h> Command<'h> {
         let others = obstacles(self.host, record, &self.tree.family());
         unanswered.into_iter().chain(others).collect()
     }
-}
-
-fn our_pid() -> i32 {
-    i32::try_from(std::process::id()).unwrap_or_default()
 }
 
 fn not_attached(record: &DaemonRecord, seconds: u64, causes: Vec<Obstacle>) -> Error {

@@ -99,10 +99,7 @@ fn chosen(host: &Host, selector: Option<&str>) -> Result<Vec<GpuUuid>, Error> {
         Some(Selector::List(items)) => items
             .iter()
             .map(SelectorItem::text)
-            .map(|item| {
-                let plan = topology::resolve(Some(item), &discovery.gpus, mask.as_deref());
-                Ok(plan.map_err(|error| discovery.explain(error))?.gpu.uuid)
-            })
+            .map(|item| Ok(discovery.resolve(Some(item), mask.as_deref())?.gpu.uuid))
             .collect(),
     }
 }
@@ -324,12 +321,12 @@ impl Row {
         self.place.service.as_ref().and_then(CpuSet::first)
     }
 
-    fn claimed_by(&self) -> String {
+    fn claimed_by(&self, before_pid: &str, between: &str) -> String {
         let holders = self.holders.iter().map(|holder| match holder.pid {
-            Some(pid) => format!("pid {pid}"),
+            Some(pid) => format!("{before_pid}{pid}"),
             None => "somebody".to_owned(),
         });
-        holders.collect::<Vec<_>>().join(", ")
+        holders.collect::<Vec<_>>().join(between)
     }
 
     fn to_json(&self) -> Value {
@@ -366,9 +363,9 @@ impl Row {
             },
             self.service()
                 .map_or("none".to_owned(), |cpu| cpu.to_string()),
-            match self.claimed_by() {
+            match self.claimed_by("", ",") {
                 by if by.is_empty() => "nobody".to_owned(),
-                by => by.replace("pid ", "").replace(", ", ","),
+                by => by,
             }
         )
     }
@@ -382,7 +379,7 @@ impl Row {
             plain(format!("{} of {}", place.rank + 1, place.of)),
             plain(self.workers().join(" ")),
             plain(self.service().map_or(String::new(), |cpu| cpu.to_string())),
-            plain(self.claimed_by()),
+            plain(self.claimed_by("pid ", ", ")),
         ]
     }
 }

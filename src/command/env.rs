@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 
 use crate::cli::EnvArgs;
-use crate::daemon::{self, Observed};
+use crate::daemon;
 use crate::env_file::{self, Format};
 use crate::error::Error;
 use crate::host::Host;
@@ -24,9 +24,7 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &EnvArgs) -> Result<u8, Er
         unset(ui, form, shell);
         return Ok(0);
     }
-    let printed = wanted(host, args).and_then(|daemon| {
-        let notes = daemon::client_notes(host, &daemon);
-        let record = daemon::reachable(host, &Store::of(host)?, daemon)?;
+    let printed = wanted(host, args).and_then(|(record, notes)| {
         print(host, ui, &record, form, shell)?;
         Ok(notes)
     });
@@ -47,12 +45,13 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &EnvArgs) -> Result<u8, Er
     }
 }
 
-fn wanted(host: &Host, args: &EnvArgs) -> Result<Observed, Error> {
+fn wanted(host: &Host, args: &EnvArgs) -> Result<(DaemonRecord, Vec<String>), Error> {
     let store = Store::of(host)?;
-    match args.by_rank {
-        true => daemon::of_rank(host, &store),
-        false => daemon::select(host, &store, args.name.as_deref()),
-    }
+    let found = match args.by_rank {
+        true => daemon::of_rank(host, &store)?,
+        false => daemon::select(host, &store, args.name.as_deref())?,
+    };
+    daemon::for_client(host, &store, found)
 }
 
 fn print(

@@ -7,6 +7,7 @@ use crate::driver::{self, Probe};
 use crate::error::Error;
 use crate::host::Host;
 use crate::mps::Control;
+use crate::process;
 use crate::runtime_dir;
 use crate::ui::Ui;
 
@@ -32,7 +33,7 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &LookArgs) -> Result<u8, E
 fn our_server(host: &Host) -> Option<i32> {
     let pipe = runtime_dir::effective_pipe(host);
     let control = Control::find(host, &pipe, &pipe)?;
-    let us = i32::try_from(std::process::id()).ok()?;
+    let us = process::our_pid();
     let servers = control.servers(LIMIT).ok()?;
     servers.into_iter().find(|server| {
         control

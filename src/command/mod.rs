@@ -50,13 +50,19 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
     })
 }
 
-/// 1, or what a shell reports of a program that a signal ended.
 fn exit_status(error: &Error) -> u8 {
     match error {
-        Error::Interrupted(signal) | Error::NvidiaSmi(SmiFailure::Interrupted(signal)) => {
-            u8::try_from(128 + signal).unwrap_or(1)
-        }
         Error::LeftRunning { failure, .. } => exit_status(failure),
-        _ => 1,
+        _ => interruption(error).unwrap_or(1),
+    }
+}
+
+/// What a shell reports of a program that a signal ended, if one has ended ours.
+fn interruption(error: &Error) -> Option<u8> {
+    match error {
+        Error::Interrupted(signal) | Error::NvidiaSmi(SmiFailure::Interrupted(signal)) => {
+            u8::try_from(128 + signal).ok()
+        }
+        _ => None,
     }
 }

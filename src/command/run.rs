@@ -6,7 +6,7 @@ use crate::attachment;
 use crate::binding::{self, Binding};
 use crate::cli::{CpuChoice, RunArgs};
 use crate::daemon::{self, State};
-use crate::error::{Error, SmiFailure};
+use crate::error::Error;
 use crate::gpu::{GpuUuid, SelectorItem};
 use crate::host::Host;
 use crate::launch::{Request, Wanted};
@@ -23,10 +23,7 @@ pub(super) fn exit_status(error: &Error) -> u8 {
     match error {
         Error::CannotExecute { source, .. } if source.kind() == std::io::ErrorKind::NotFound => 127,
         Error::CannotExecute { .. } => 126,
-        Error::Interrupted(signal) | Error::NvidiaSmi(SmiFailure::Interrupted(signal)) => {
-            u8::try_from(128 + signal).unwrap_or(125)
-        }
-        _ => 125,
+        _ => super::interruption(error).unwrap_or(125),
     }
 }
 
@@ -164,8 +161,7 @@ fn find(
         // The daemon names its clients by other numbers than ours.
         return Err(Error::OtherPidNamespace(found.record.name));
     }
-    let notes = daemon::client_notes(host, &found);
-    Ok((daemon::reachable(host, store, found)?, notes))
+    daemon::for_client(host, store, found)
 }
 
 /// The GPU of a selector. A UUID says it by itself; what an index means only nvidia-smi knows.
@@ -175,9 +171,7 @@ fn gpu(host: &Host, selector: &str) -> Result<GpuUuid, Error> {
     }
     let discovery = nvidia_smi::discover(host)?;
     let mask = host.env.visible_devices();
-    let plan = topology::resolve(Some(selector), &discovery.gpus, mask.as_deref())
-        .map_err(|error| discovery.explain(error))?;
-    Ok(plan.gpu.uuid)
+    Ok(discovery.resolve(Some(selector), mask.as_deref())?.gpu.uuid)
 }
 
 /// Starts the daemon that was not there. Somebody who does the same at the same time may be faster.

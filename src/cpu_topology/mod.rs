@@ -36,14 +36,19 @@ pub fn online(root: &Root) -> Option<CpuSet> {
     read(root, "/sys/devices/system/cpu/online").filter(|cpus: &CpuSet| !cpus.is_empty())
 }
 
-/// The CPUs that this process may run on. `Cpus_allowed_list` has room for any number of them, and may name CPUs that
-/// are offline, which are left out.
-pub fn process_mask(root: &Root) -> Option<CpuSet> {
-    let status = text(root, "/proc/self/status")?;
+/// `Cpus_allowed_list` of a process, a pid or `self`. It has room for any number of CPUs, and may name some that are
+/// offline.
+pub fn allowed(root: &Root, process: &str) -> Option<CpuSet> {
+    let status = text(root, format!("/proc/{process}/status"))?;
     let list = status
         .lines()
         .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-    let allowed: CpuSet = list.parse().ok()?;
+    list.parse().ok().filter(|cpus: &CpuSet| !cpus.is_empty())
+}
+
+/// The CPUs that this process may run on. Those that are offline are left out.
+pub fn process_mask(root: &Root) -> Option<CpuSet> {
+    let allowed = allowed(root, "self")?;
     let mask = match online(root) {
         Some(online) => allowed.intersection(&online),
         None => allowed,
@@ -54,11 +59,7 @@ pub fn process_mask(root: &Root) -> Option<CpuSet> {
 /// The NUMA nodes by number, each with its CPUs; none where the kernel knows no nodes.
 pub fn nodes(root: &Root) -> Vec<(String, CpuSet)> {
     let directory = "/sys/devices/system/node";
-    let Ok(entries) = fs::read_dir(root.at(directory)) else {
-        return Vec::new();
-    };
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut nodes: Vec<(u32, CpuSet)> = names
+    let mut nodes: Vec<(u32, CpuSet)> = names(root, directory)
         .filter_map(|name| {
             let number = name.strip_prefix("node")?.parse().ok()?;
             let cpus: CpuSet = read(root, format!("{directory}/{name}/cpulist"))?;
@@ -75,12 +76,7 @@ pub fn nodes(root: &Root) -> Vec<(String, CpuSet)> {
 /// Which GPU sits where, as NVIDIA's kernel module tells everybody.
 pub fn gpu_addresses(root: &Root) -> Vec<(GpuUuid, PciAddress)> {
     let directory = "/proc/driver/nvidia/gpus";
-    let entries = fs::read_dir(root.at(directory));
-    let names = entries
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names
+    names(root, directory)
         .filter_map(|name| {
             let information = text(root, format!("{directory}/{name}/information"))?;
             let uuid = information
@@ -89,6 +85,12 @@ pub fn gpu_addresses(root: &Root) -> Vec<(GpuUuid, PciAddress)> {
             Some((uuid.trim().parse().ok()?, name.parse().ok()?))
         })
         .collect()
+}
+
+/// What lies in a directory; nothing where there is none.
+fn names(root: &Root, directory: &str) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(root.at(directory)).into_iter().flatten();
+    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok())
 }
 
 fn text(root: &Root, path: impl AsRef<Path>) -> Option<String> {
@@ -113,10 +115,7 @@ fn siblings(root: &Root, cpus: &CpuSet) -> BTreeMap<usize, CpuSet> {
 
 /// The machine's NVIDIA GPUs in the order of their addresses, whichever of them the caller may use; none without sysfs.
 pub fn gpus(root: &Root) -> Vec<HostGpu> {
-    let Ok(entries) = fs::read_dir(root.at(PCI_DEVICES)) else {
-        return Vec::new();
-    };
-    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let names = names(root, PCI_DEVICES);
     let mut gpus: Vec<HostGpu> = names.filter_map(|name| gpu(root, &name)).collect();
     gpus.sort_by_key(|gpu| gpu.address);
     gpus
@@ -166,15 +165,12 @@ fn performance(root: &Root, cpus: &CpuSet) -> BTreeMap<usize, u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::fake;
 
     fn machine_with(files: &[(&str, &str)]) -> (tempfile::TempDir, Root) {
         let directory = tempfile::tempdir().unwrap();
+        fake::write(directory.path(), files);
         let root = Root::new(directory.path());
-        for (path, text) in files {
-            let path = root.at(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
         (directory, root)
     }
 

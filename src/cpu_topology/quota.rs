@@ -106,18 +106,13 @@ fn cpus(quota: &str, period: &str) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
+    use crate::host::fake;
 
     fn found(files: &[(&str, &str)]) -> Option<(f64, String)> {
         let directory = tempfile::tempdir().unwrap();
+        fake::write(directory.path(), files);
         let root = Root::new(directory.path());
-        for (path, text) in files {
-            let path = root.at(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, text).unwrap();
-        }
         quota(&root).map(|quota| (quota.cpus, quota.file.display().to_string()))
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use nix::sys::statvfs::statvfs;
 
+use crate::cpu_topology;
 use crate::daemon::{self, Observed};
 use crate::driver::{self, DriverFailure, Probe, Seen};
 use crate::error::Error;
@@ -128,8 +129,7 @@ pub type Wanted<'w> = &'w dyn Fn(&str) -> bool;
 pub fn gather(host: &Host, selector: Option<&str>, wanted: Wanted<'_>) -> Result<Facts, Error> {
     let discovery = nvidia_smi::discover(host)?;
     let mask = host.env.visible_devices();
-    let plan = topology::resolve(selector, &discovery.gpus, mask.as_deref())
-        .map_err(|error| discovery.explain(error))?;
+    let plan = discovery.resolve(selector, mask.as_deref())?;
     let visibility = topology::visible(&discovery.gpus, mask.as_deref());
     let (daemons, _) = daemon::observe_all(host, &Store::of(host)?)?;
     let daemons: Vec<Observed> = daemons
@@ -345,29 +345,13 @@ fn other_ipc(host: &Host, keeper: &Keeper) -> Option<bool> {
     let Keeper::Process(process) = keeper else {
         return None;
     };
-    let namespace = |pid: &str| fs::read_link(host.root.at(format!("/proc/{pid}/ns/ipc"))).ok();
-    Some(namespace("self")? != namespace(&process.id.pid.to_string())?)
+    process::shares_namespace(host, process.id.pid, "ipc").map(|shared| !shared)
 }
 
 fn cpus(host: &Host, keeper: &Keeper) -> Option<(usize, usize)> {
     let Keeper::Process(process) = keeper else {
         return None;
     };
-    let online = fs::read_to_string(host.root.at("/sys/devices/system/cpu/online")).ok()?;
-    let allowed = process::allowed_cpus(host, process.id.pid)?;
-    Some((list_length(&allowed)?, list_length(&online)?))
-}
-
-/// How many numbers a kernel list such as `0-3,8` has.
-fn list_length(list: &str) -> Option<usize> {
-    list.trim()
-        .split(',')
-        .map(|part| match part.split_once('-') {
-            Some((first, last)) => {
-                let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
-                (last + 1).checked_sub(first)
-            }
-            None => part.parse::<usize>().ok().map(|_| 1),
-        })
-        .sum()
+    let allowed = cpu_topology::allowed(&host.root, &process.id.pid.to_string())?;
+    Some((allowed.len(), cpu_topology::online(&host.root)?.len()))
 }

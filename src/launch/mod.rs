@@ -56,8 +56,7 @@ impl<'h> Wanted<'h> {
     pub fn of(host: &'h Host, request: Request<'_>) -> Result<Self, Error> {
         let discovery = nvidia_smi::discover(host)?;
         let mask = host.env.visible_devices();
-        let plan = topology::resolve(request.gpus, &discovery.gpus, mask.as_deref())
-            .map_err(|error| discovery.explain(error))?;
+        let plan = discovery.resolve(request.gpus, mask.as_deref())?;
         let name = match request.name {
             Some(name) if !name.is_empty() => name.parse()?,
             _ => DaemonName::for_gpu(&plan.gpu.uuid)?,
@@ -242,7 +241,7 @@ impl<'h> Wanted<'h> {
             if matches!(entry, Some(Entry::Record(_) | Entry::Damaged { .. })) {
                 locked.quarantine()?;
             }
-            let us = i32::try_from(std::process::id()).unwrap_or_default();
+            let us = process::our_pid();
             let launcher = process::running(self.host, us).map_or(
                 ProcessId {
                     pid: us,

@@ -51,6 +51,16 @@ pub fn plain(text: impl ToString) -> Cell {
     (text.to_string(), Tone::Plain)
 }
 
+/// What a command has to say, in the three forms that it is read in.
+pub trait Answer {
+    /// For `--json`.
+    fn to_json(&self) -> Value;
+    /// For scripts.
+    fn print(&self, ui: &mut Ui<'_>);
+    /// For a person on a terminal.
+    fn show(&self, ui: &mut Ui<'_>);
+}
+
 /// The two streams of a command.
 pub struct Ui<'w> {
     out: &'w mut dyn Write,
@@ -91,6 +101,17 @@ impl<'w> Ui<'w> {
             When::Auto => {}
             When::Always => (self.out_has_color, self.err_has_color) = (true, true),
             When::Never => (self.out_has_color, self.err_has_color) = (false, false),
+        }
+    }
+
+    /// Gives an answer in the form that its reader takes.
+    pub fn answer(&mut self, answer: &impl Answer, json: bool) {
+        if json {
+            self.json(&answer.to_json());
+        } else if self.for_people() {
+            answer.show(self);
+        } else {
+            answer.print(self);
         }
     }
 

@@ -15,7 +15,7 @@ use crate::gpu::{Gpu, GpuUuid, PciAddress, Selector, SelectorItem};
 use crate::host::{Host, Root};
 use crate::nvidia_smi;
 use crate::topology;
-use crate::ui::{Cell, Tone, Ui, plain};
+use crate::ui::{Answer, Cell, Tone, Ui, plain};
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &CpusArgs) -> Result<u8, Error> {
     let root = match &args.root {
@@ -32,13 +32,7 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &CpusArgs) -> Result<u8, E
         machine,
         plan,
     };
-    if args.json {
-        ui.json(&report.to_json());
-    } else if ui.for_people() {
-        report.show(ui);
-    } else {
-        report.print(ui);
-    }
+    ui.answer(&report, args.json);
     Ok(0)
 }
 
@@ -135,7 +129,7 @@ struct Report {
     nodes: Vec<(String, CpuSet)>,
 }
 
-impl Report {
+impl Answer for Report {
     fn to_json(&self) -> Value {
         let Self { machine, plan, .. } = self;
         let worker = |number: usize| match plan.workers.get(number) {
@@ -200,17 +194,6 @@ impl Report {
         ui.line(format!("pools {}", self.pools()));
     }
 
-    fn pools(&self) -> String {
-        let plan = &self.plan;
-        format!(
-            "preprocess_threads={} png_threads={} encode_workers={} copy_workers={}",
-            plan.preprocess_threads(),
-            plan.png_threads(),
-            plan.encode_workers(),
-            plan.copy_workers()
-        )
-    }
-
     /// For a person: a map of the machine, and below it the GPUs.
     fn show(&self, ui: &mut Ui<'_>) {
         let Self { machine, plan, .. } = self;
@@ -255,6 +238,19 @@ impl Report {
         };
         ui.verdict(plan.kind.as_str(), tone, &plan.why);
         ui.line(self.pools());
+    }
+}
+
+impl Report {
+    fn pools(&self) -> String {
+        let plan = &self.plan;
+        format!(
+            "preprocess_threads={} png_threads={} encode_workers={} copy_workers={}",
+            plan.preprocess_threads(),
+            plan.png_threads(),
+            plan.encode_workers(),
+            plan.copy_workers()
+        )
     }
 
     /// A row for each NUMA node, a letter for each of its cores: upper case for that of a GPU's first worker, lower case for

@@ -15,7 +15,7 @@ use crate::mps::{self, CONTROL, Keeper, Socket};
 use crate::record::TopologyMode;
 use crate::shell::quote_path;
 use crate::store::Store;
-use crate::ui::{Cell, Tone, Ui, plain, python_bool};
+use crate::ui::{Answer, Cell, Tone, Ui, plain, python_bool};
 
 struct Report {
     facts: Facts,
@@ -39,13 +39,7 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &DoctorArgs) -> Result<u8,
         verdict: verdict(&facts),
         facts,
     };
-    if args.json {
-        ui.json(&report.to_json());
-    } else if ui.for_people() {
-        report.show(ui);
-    } else {
-        report.print(ui);
-    }
+    ui.answer(&report, args.json);
     let failed = report
         .checks
         .iter()
@@ -160,42 +154,7 @@ fn reachable(daemon: &Observed) -> Result<(), String> {
     }
 }
 
-impl Report {
-    /// The evidence in the field names of `validate`, for a learner and a collector with the daemon's environment.
-    fn sharing_json(&self) -> Value {
-        let facts = &self.facts;
-        if let Err(reason) = &self.verdict {
-            return json!({"error": reason});
-        }
-        let servers = facts
-            .servers
-            .as_ref()
-            .and_then(|servers| servers.as_ref().ok());
-        let control_pid = match &facts.keeper {
-            Keeper::Process(process) => Some(process.id.pid),
-            Keeper::Nobody | Keeper::Elsewhere | Keeper::Contradiction(_) => None,
-        };
-        let seen = facts.cuda.as_ref().and_then(|seen| seen.as_ref().ok());
-        json!({
-            "ambient_server": false,
-            "collector_device": "cuda:0",
-            "collector_gpu_uuid": facts.plan.gpu.uuid.token(),
-            "configured": "mps",
-            "control_pid": control_pid,
-            "control_pipe": mps::control_path(&facts.pipe),
-            "control_pipe_kind": facts.socket.kind(),
-            "effective": "mps",
-            "learner_device": "cuda:0",
-            "learner_gpu_uuid": seen.map(|_| facts.plan.gpu.uuid.token()),
-            "pipe_directory": facts.pipe,
-            "pipe_directory_env": facts.variable("CUDA_MPS_PIPE_DIRECTORY"),
-            "rank": 0,
-            "server_pid": servers.and_then(|servers| servers.first()).map(|server| server.pid),
-            "validated": seen.is_some(),
-            "world_size": 1,
-        })
-    }
-
+impl Answer for Report {
     fn to_json(&self) -> Value {
         json!({
             "compatible_topology_modes": TopologyMode::ALL.map(TopologyMode::as_str),
@@ -250,6 +209,43 @@ impl Report {
             }
             Err(reason) => ui.verdict("not valid", Tone::Bad, reason),
         }
+    }
+}
+
+impl Report {
+    /// The evidence in the field names of `validate`, for a learner and a collector with the daemon's environment.
+    fn sharing_json(&self) -> Value {
+        let facts = &self.facts;
+        if let Err(reason) = &self.verdict {
+            return json!({"error": reason});
+        }
+        let servers = facts
+            .servers
+            .as_ref()
+            .and_then(|servers| servers.as_ref().ok());
+        let control_pid = match &facts.keeper {
+            Keeper::Process(process) => Some(process.id.pid),
+            Keeper::Nobody | Keeper::Elsewhere | Keeper::Contradiction(_) => None,
+        };
+        let seen = facts.cuda.as_ref().and_then(|seen| seen.as_ref().ok());
+        json!({
+            "ambient_server": false,
+            "collector_device": "cuda:0",
+            "collector_gpu_uuid": facts.plan.gpu.uuid.token(),
+            "configured": "mps",
+            "control_pid": control_pid,
+            "control_pipe": mps::control_path(&facts.pipe),
+            "control_pipe_kind": facts.socket.kind(),
+            "effective": "mps",
+            "learner_device": "cuda:0",
+            "learner_gpu_uuid": seen.map(|_| facts.plan.gpu.uuid.token()),
+            "pipe_directory": facts.pipe,
+            "pipe_directory_env": facts.variable("CUDA_MPS_PIPE_DIRECTORY"),
+            "rank": 0,
+            "server_pid": servers.and_then(|servers| servers.first()).map(|server| server.pid),
+            "validated": seen.is_some(),
+            "world_size": 1,
+        })
     }
 }
 

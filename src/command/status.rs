@@ -15,7 +15,7 @@ use crate::record::TopologyMode;
 use crate::runtime_dir;
 use crate::store::Store;
 use crate::topology::{self, Visibility};
-use crate::ui::{Cell, Tone, Ui, plain, python_bool};
+use crate::ui::{Answer, Cell, Tone, Ui, plain, python_bool};
 
 struct Report {
     discovery: Result<Discovery, SmiFailure>,
@@ -36,13 +36,7 @@ struct Unmanaged {
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StatusArgs) -> Result<u8, Error> {
     let report = gather(host)?;
-    if args.json {
-        ui.json(&report.to_json());
-    } else if ui.for_people() {
-        report.show(ui);
-    } else {
-        report.print(ui);
-    }
+    ui.answer(&report, args.json);
     Ok(0)
 }
 
@@ -88,22 +82,7 @@ fn unmanaged(host: &Host, daemons: &[Observed]) -> Vec<Unmanaged> {
     places.into_iter().filter_map(running).collect()
 }
 
-impl Report {
-    fn gpus(&self) -> &[Gpu] {
-        self.discovery.as_ref().map_or(&[], |found| &found.gpus)
-    }
-
-    fn diagnostic(&self) -> Option<String> {
-        match &self.discovery {
-            Ok(found) => found.diagnostic(),
-            Err(failure) => Some(failure.to_string()),
-        }
-    }
-
-    fn is_visible(&self, gpu: &Gpu) -> bool {
-        self.visibility.gpus.contains(gpu)
-    }
-
+impl Answer for Report {
     fn to_json(&self) -> Value {
         let mut pipes = self.control_pipes.clone();
         pipes.extend(self.unmanaged.iter().map(|daemon| {
@@ -126,28 +105,6 @@ impl Report {
             "other_records": self.others.iter().map(unrecorded_json).collect::<Vec<_>>(),
             "compatible_topology_modes": TopologyMode::ALL.map(TopologyMode::as_str),
         })
-    }
-
-    fn gpu_json(&self, gpu: &Gpu) -> Value {
-        match gpu {
-            Gpu::Usable {
-                identity,
-                compute_mode,
-            } => json!({
-                "index": identity.index,
-                "uuid": identity.uuid,
-                "usable": true,
-                "visible": self.is_visible(gpu),
-                "compute_mode": compute_mode.to_string(),
-            }),
-            Gpu::Unusable { index, diagnostic } => json!({
-                "index": index,
-                "uuid": null,
-                "usable": false,
-                "visible": self.is_visible(gpu),
-                "diagnostic": diagnostic,
-            }),
-        }
     }
 
     /// The lines of the Python command, and behind them what it did not show.
@@ -251,6 +208,45 @@ impl Report {
                 daemon.pipe.display()
             );
             ui.verdict("unmanaged", Tone::Doubtful, &text);
+        }
+    }
+}
+
+impl Report {
+    fn gpus(&self) -> &[Gpu] {
+        self.discovery.as_ref().map_or(&[], |found| &found.gpus)
+    }
+
+    fn diagnostic(&self) -> Option<String> {
+        match &self.discovery {
+            Ok(found) => found.diagnostic(),
+            Err(failure) => Some(failure.to_string()),
+        }
+    }
+
+    fn is_visible(&self, gpu: &Gpu) -> bool {
+        self.visibility.gpus.contains(gpu)
+    }
+
+    fn gpu_json(&self, gpu: &Gpu) -> Value {
+        match gpu {
+            Gpu::Usable {
+                identity,
+                compute_mode,
+            } => json!({
+                "index": identity.index,
+                "uuid": identity.uuid,
+                "usable": true,
+                "visible": self.is_visible(gpu),
+                "compute_mode": compute_mode.to_string(),
+            }),
+            Gpu::Unusable { index, diagnostic } => json!({
+                "index": index,
+                "uuid": null,
+                "usable": false,
+                "visible": self.is_visible(gpu),
+                "diagnostic": diagnostic,
+            }),
         }
     }
 

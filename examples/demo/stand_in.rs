@@ -1,9 +1,10 @@
 //! Stand-ins for nvidia-smi and nvidia-cuda-mps-control: as much of them as uni-cumps can see, and the ways in which
 //! they go wrong.
 //!
-//! They look beside the name that they are called by. `gpus.csv` holds nvidia-smi's output. `control.conf` holds lines
-//! `key value` that make the control program misbehave (see `Conduct`). Every call is appended to `calls`: the
-//! program, its arguments, the MPS variables and what it read.
+//! They look beside the name that they are called by. `gpus.csv` holds nvidia-smi's output, `apps.csv` that about the
+//! programs on the GPUs and `gpu-state.csv` that about their memory. `control.conf` holds lines `key value` that make the
+//! control program misbehave (see `Conduct`). Every call is appended to `calls`: the program, its arguments, the MPS
+//! variables and what it read.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -84,15 +85,22 @@ fn name_is_control() -> bool {
     called_as().file_name() == Some(OsStr::new(CONTROL))
 }
 
-/// Prints `gpus.csv`.
+/// Prints the file that answers the query. Without `gpus.csv` there is no driver; without another there are no rows.
 pub(crate) fn nvidia_smi() -> ExitCode {
     record_call("");
-    match fs::read(beside().join("gpus.csv")) {
+    let query = std::env::args().nth(1).unwrap_or_default();
+    let file = match query {
+        query if query.starts_with("--query-compute-apps") => "apps.csv",
+        query if query.contains("memory.free") => "gpu-state.csv",
+        _ => "gpus.csv",
+    };
+    match fs::read(beside().join(file)) {
         Ok(rows) => {
             let _ = std::io::stdout().write_all(&rows);
             ExitCode::SUCCESS
         }
-        Err(_) => ExitCode::from(6),
+        Err(_) if file == "gpus.csv" => ExitCode::from(6),
+        Err(_) => ExitCode::SUCCESS,
     }
 }
 

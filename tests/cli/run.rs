@@ -137,6 +137,7 @@ fn the_environment_is_the_callers_and_the_daemons_three_variables() {
         format!("LD_LIBRARY_PATH={sandbox}lib"),
         format!("PATH={bin}:/usr/bin:/bin"),
         format!("S={sandbox}"),
+        format!("STUB_CHECKPOINT={sandbox}cuda"),
         format!("STUB_GPUS={bin}/gpus.csv"),
         format!("TMPDIR={sandbox}t"),
     ]

@@ -109,12 +109,14 @@ impl Sandbox {
             .tempdir_in("/tmp")
             .unwrap();
         let sandbox = Self { dir };
-        for directory in ["bin", "h", "t", "lib"] {
+        for directory in ["bin", "h", "t", "lib", "cuda"] {
             fs::create_dir(sandbox.path(directory)).unwrap();
         }
         sandbox.libcuda(Some(false));
         set_mode(sandbox.path(""), 0o755);
         set_mode(sandbox.path("t"), 0o1777);
+        // Another user's process keeps its state there as well.
+        set_mode(sandbox.path("cuda"), 0o777);
         let rows: String = (0..gpus)
             .map(|index| format!("{index}, {}, Default\n", uuid(index)))
             .collect();
@@ -193,6 +195,37 @@ impl Sandbox {
         text
     }
 
+    /// Makes a process one that uses CUDA, in this state, for the stand-in for libcuda.
+    pub fn cuda_process(&self, pid: i32, state: u32) {
+        fs::write(self.path(format!("cuda/{pid}")), state.to_string()).unwrap();
+    }
+
+    /// The state that the process is in by now.
+    #[track_caller]
+    pub fn cuda_state(&self, pid: i32) -> u32 {
+        let state = fs::read_to_string(self.path(format!("cuda/{pid}"))).unwrap();
+        state.trim().parse().unwrap()
+    }
+
+    /// How the stand-in for libcuda misbehaves from now on; see `examples/demo/libcuda.rs`.
+    #[track_caller]
+    pub fn faults(&self, lines: &str) {
+        const CALLS: &str = " state thread lock checkpoint restore unlock init ";
+        for line in lines.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let call = line.split([':', '#', ' ']).next().unwrap_or_default();
+            assert!(CALLS.contains(&format!(" {call} ")), "no such call: {line}");
+        }
+        fs::write(self.path("cuda/faults"), lines).unwrap();
+    }
+
+    /// The checkpoint calls and cuInits since the last time, with their pids. Faults count from here anew.
+    pub fn cuda_calls(&self) -> String {
+        let path = self.path("cuda/calls");
+        let calls = fs::read_to_string(&path).unwrap_or_default();
+        let _ = fs::remove_file(path);
+        self.normal(&calls)
+    }
+
     /// `text` with the sandbox's path and the GPUs' UUIDs replaced by `<S>` and `GPU-U0` or `gpu-u0`.
     pub fn normal(&self, text: &str) -> String {
         let mut text = text.replace(self.path("").to_string_lossy().trim_end_matches('/'), "<S>");
@@ -217,6 +250,7 @@ impl Sandbox {
                 ("PATH".into(), self.bin().into()),
                 ("LD_LIBRARY_PATH".into(), self.path("lib").into()),
                 ("STUB_GPUS".into(), self.bin().join("gpus.csv").into()),
+                ("STUB_CHECKPOINT".into(), self.path("cuda").into()),
             ],
             cwd: self.path(""),
         }

@@ -130,7 +130,7 @@ pub fn observe(host: &Host, here: &Place, record: DaemonRecord) -> Observed {
 }
 
 fn state(host: &Host, here: &Place, record: &DaemonRecord, socket: &Socket) -> State {
-    match record.belongs(here) {
+    match record.place.seen_from(here) {
         Belongs::OtherBoot => return State::OtherBoot,
         Belongs::OtherHost => return State::OtherHost,
         Belongs::OtherPidNamespace => {
@@ -217,7 +217,7 @@ pub fn launcher(host: &Host, here: &Place, entry: &Entry) -> Option<i32> {
 
 /// The `start` that wrote an intent, while it runs.
 fn author(host: &Host, here: &Place, intent: &DaemonRecord) -> Option<i32> {
-    if intent.belongs(here) != Belongs::Here {
+    if intent.place.seen_from(here) != Belongs::Here {
         return None;
     }
     process::still_running(host, intent.process).map(|launcher| launcher.id.pid)
@@ -226,7 +226,7 @@ fn author(host: &Host, here: &Place, intent: &DaemonRecord) -> Option<i32> {
 /// What an interrupted start left behind: the keeper of the pipe directory that it launched a daemon into, or the
 /// control program that is about to become it.
 pub fn left_by(host: &Host, here: &Place, intent: &DaemonRecord) -> Option<Running> {
-    if intent.belongs(here) != Belongs::Here {
+    if intent.place.seen_from(here) != Belongs::Here {
         return None;
     }
     match mps::keeper(host, &intent.pipe_directory) {
@@ -238,7 +238,7 @@ pub fn left_by(host: &Host, here: &Place, intent: &DaemonRecord) -> Option<Runni
 
 /// Whether an intent's start is over and nothing of it runs. Asked under the lock, where no start is at work.
 pub fn left_nothing(host: &Host, here: &Place, intent: &DaemonRecord) -> bool {
-    match intent.belongs(here) {
+    match intent.place.seen_from(here) {
         Belongs::OtherBoot => true,
         Belongs::Here => {
             author(host, here, intent).is_none()

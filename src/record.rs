@@ -271,14 +271,14 @@ pub enum Belongs {
     OtherPidNamespace,
 }
 
-impl DaemonRecord {
-    /// Compares the record's place with `here`. The boot decides where both sides know it, since it is the same in
-    /// all containers of a machine and survives a renamed host; the host name decides otherwise.
-    pub fn belongs(&self, here: &Place) -> Belongs {
-        let same_host = self.place.host == here.host;
-        match (&self.place.boot_id, &here.boot_id) {
+impl Place {
+    /// Compares the place of a record with `here`. The boot decides where both sides know it, since it is the same in all
+    /// containers of a machine and survives a renamed host; the host name decides otherwise.
+    pub fn seen_from(&self, here: &Place) -> Belongs {
+        let same_host = self.host == here.host;
+        match (&self.boot_id, &here.boot_id) {
             (Some(then), Some(now)) if then == now => {
-                match (self.place.pid_namespace, here.pid_namespace) {
+                match (self.pid_namespace, here.pid_namespace) {
                     (Some(theirs), Some(ours)) if theirs != ours => Belongs::OtherPidNamespace,
                     _ => Belongs::Here,
                 }
@@ -411,9 +411,7 @@ mod tests {
             (place("node1", None, None), Belongs::Here),
             (place("node2", None, None), Belongs::OtherHost),
         ] {
-            let mut record = reference();
-            record.place = then.clone();
-            assert_eq!(record.belongs(&here), belongs, "{then:?}");
+            assert_eq!(then.seen_from(&here), belongs, "{then:?}");
         }
     }
 }

@@ -173,7 +173,7 @@ impl Stop<'_> {
         locked: &Locked<'_>,
         intent: DaemonRecord,
     ) -> Result<DaemonRecord, Error> {
-        match intent.belongs(&process::place(self.host)) {
+        match intent.place.seen_from(&process::place(self.host)) {
             Belongs::OtherBoot => return self.gone(locked, &intent),
             Belongs::OtherHost => {
                 return Err(daemon::other_host(self.host, self.store, &intent));

@@ -67,7 +67,7 @@ impl Wanted<'_> {
             return Err(daemon::other_user(self.host, record));
         }
         if matches!(entry, Some(Entry::Intent(_))) {
-            return match record.belongs(&self.here) {
+            return match record.place.seen_from(&self.here) {
                 // We hold the lock under which its start would work, so that start is over.
                 Belongs::Here | Belongs::OtherBoot => Ok(()),
                 Belongs::OtherPidNamespace => Err(Error::OtherPidNamespace(self.name.clone())),
@@ -115,7 +115,7 @@ impl Wanted<'_> {
         let Some(Entry::Intent(intent)) = entry else {
             return None;
         };
-        if intent.belongs(&self.here) != Belongs::Here {
+        if intent.place.seen_from(&self.here) != Belongs::Here {
             return None;
         }
         match daemon::settled_keeper(self.host, &intent.pipe_directory) {

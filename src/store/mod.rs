@@ -1,34 +1,31 @@
 //! Records on disk: `Store` reads, `Locked` writes. A record is written aside, synced and renamed, under a lock, and
 //! there is no other way to write one.
 
+mod file;
+
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::UNIX_EPOCH;
 
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::libc;
+use nix::fcntl::OFlag;
 
 use crate::error::Error;
 use crate::host::Host;
 use crate::record::{DaemonName, DaemonRecord};
 use crate::runtime_dir;
 
+use file::{LockFile, byte_of, create_private, is_aside, read_regular_file, replace, sweep};
+
 /// Below the home directory, as the Python command has it.
 const BASE: &str = ".cache/unilab/cuda-mps";
 const RECORD: &str = "daemon.json";
 /// What `start` is about to do, in the form of a record whose process is that `start`. It stands until the record does.
 const INTENT: &str = "starting.json";
-/// Files that are being written have names that begin like this.
-const ASIDE: &str = ".aside-";
 /// The directory of records that were replaced, and how many of them are kept.
 const QUARANTINE: &str = ".stale";
 const QUARANTINED: usize = 8;
-/// A record has less than 1 KiB.
-const SIZE_LIMIT: u64 = 64 << 10;
-/// How long we wait for another uni-cumps that works on the same daemon.
-const LOCK_LIMIT: Duration = Duration::from_secs(20);
 
 /// One name in the store.
 #[derive(Clone, Debug, PartialEq)]
@@ -223,26 +220,21 @@ impl<'h> Store<'h> {
                 remedy: "use the name of the directory that it points to".to_owned(),
             });
         }
-        let path = self.lock_file();
-        let file = self
-            .open_lock(&self.host.root.at(&path))
-            .map_err(|source| Error::File {
-                doing: "open the lock file",
-                path: path.clone(),
-                source,
-            })?;
-        let locked = Locked {
+        let lock = self.open_lock(self.lock_file())?;
+        lock.acquire(byte_of(name.as_str()))?;
+        Ok(Locked {
             store: self,
             name: name.clone(),
-            file,
-            path,
-        };
-        locked.acquire(byte_of(name))?;
-        Ok(locked)
+            lock,
+        })
     }
 }
 
-impl Store<'_> {
+impl<'h> Store<'h> {
+    fn open_lock(&self, path: PathBuf) -> Result<LockFile<'h>, Error> {
+        LockFile::open(self.host, path, |new| self.give_to_owner_of_home(new))
+    }
+
     /// Creates the home and the directories down to the records, as far as they are missing.
     fn create_base(&self) -> Result<(), Error> {
         create_private(&self.host.root.at(&self.home)).map_err(|source| Error::File {
@@ -288,26 +280,6 @@ impl Store<'_> {
             .is_ok_and(|meta| meta.is_symlink() && meta.uid() != self.host.uid && meta.uid() != 0)
     }
 
-    fn open_lock(&self, path: &Path) -> io::Result<File> {
-        let open = |create: bool| {
-            OpenOptions::new()
-                .read(true)
-                .write(true)
-                .create_new(create)
-                .mode(0o600)
-                .custom_flags(OFlag::O_NOFOLLOW.bits())
-                .open(path)
-        };
-        match open(true) {
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => open(false),
-            Err(error) => Err(error),
-            Ok(file) => {
-                self.give_to_owner_of_home(&file)?;
-                Ok(file)
-            }
-        }
-    }
-
     /// `sudo` may leave root with a user's HOME. What all records share there must stay the user's, or he could not
     /// start a daemon of his own any more, nor use his cache.
     fn give_to_owner_of_home(&self, new: &File) -> io::Result<()> {
@@ -326,119 +298,28 @@ fn open_no_follow(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// The byte of the lock file that stands for one daemon. Two names that share a byte only wait for each other once in
-/// a while.
-fn byte_of(name: &DaemonName) -> i64 {
-    let hash = name
-        .as_str()
-        .bytes()
-        .fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-    1 + i64::try_from(hash >> 2).unwrap_or(0)
-}
-
 /// The byte that stands for the question which daemon serves which GPU.
 const ALL: i64 = 0;
 
-/// A file's content and its owner. Opens without following a link or waiting for the other end of a FIFO.
-fn read_regular_file(path: &Path) -> io::Result<(Vec<u8>, u32)> {
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
-        .open(path)
-        .map_err(|error| describe_open_failure(path, error))?;
-    let meta = file.metadata()?;
-    if !meta.is_file() {
-        return Err(io::Error::other("not a regular file"));
-    }
-    if meta.len() > SIZE_LIMIT {
-        return Err(io::Error::other(format!(
-            "{} bytes are too many for a record",
-            meta.len()
-        )));
-    }
-    let mut content = Vec::new();
-    file.take(SIZE_LIMIT).read_to_end(&mut content)?;
-    Ok((content, meta.uid()))
-}
-
-fn describe_open_failure(path: &Path, error: io::Error) -> io::Error {
-    if error.raw_os_error() == Some(libc::ELOOP) {
-        return io::Error::other("it is a symbolic link");
-    }
-    let denied = error.kind() == io::ErrorKind::PermissionDenied;
-    let owner = path.parent().and_then(|parent| fs::metadata(parent).ok());
-    match owner {
-        Some(meta) if denied => io::Error::other(format!(
-            "{error} (the directory belongs to uid {})",
-            meta.uid()
-        )),
-        _ => error,
-    }
-}
-
-fn create_private(path: &Path) -> io::Result<()> {
-    DirBuilder::new().mode(0o700).recursive(true).create(path)
-}
-
 /// The right to change one daemon's record.
-///
-/// The lock is a POSIX one: the kernel knows its holder's pid, it ends with the process, and neither a child nor a
-/// daemon inherits it.
 pub struct Locked<'s> {
     store: &'s Store<'s>,
     name: DaemonName,
-    file: File,
-    path: PathBuf,
+    lock: LockFile<'s>,
 }
 
 impl Locked<'_> {
-    fn set(&self, kind: i32, byte: i64) -> nix::Result<()> {
-        fcntl(&self.file, FcntlArg::F_SETLK(&region(kind, byte))).map(drop)
-    }
-
-    fn acquire(&self, byte: i64) -> Result<(), Error> {
-        let attempt = || match self.set(libc::F_WRLCK, byte) {
-            Ok(()) => Some(Ok(())),
-            Err(
-                nix::errno::Errno::EAGAIN | nix::errno::Errno::EACCES | nix::errno::Errno::EINTR,
-            ) => None,
-            Err(errno) => Some(Err(Error::File {
-                doing: "lock",
-                path: self.path.clone(),
-                source: errno.into(),
-            })),
-        };
-        self.store
-            .host
-            .wait_for(LOCK_LIMIT, attempt)
-            .unwrap_or_else(|| Err(self.busy(byte)))
-    }
-
-    fn busy(&self, byte: i64) -> Error {
-        let mut wanted = region(libc::F_WRLCK, byte);
-        let asked = fcntl(&self.file, FcntlArg::F_GETLK(&mut wanted));
-        let held = asked.is_ok() && wanted.l_type != libc::F_UNLCK as libc::c_short;
-        Error::Busy {
-            lock: self.path.clone(),
-            pid: (held && wanted.l_pid > 0).then_some(wanted.l_pid),
-        }
-    }
-
     /// Holds the question "which daemon serves which GPU" as well, while `decide` answers it.
     pub fn with_all<T>(&self, decide: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
-        self.acquire(ALL)?;
+        self.lock.acquire(ALL)?;
         let decision = decide();
-        // Unlocking what we hold cannot fail.
-        let _ = self.set(libc::F_UNLCK, ALL);
+        self.lock.release(ALL);
         decision
     }
 
     /// Lets others work on this daemon while we only wait for its end.
     pub fn release(&self) {
-        // Unlocking what we hold cannot fail.
-        let _ = self.set(libc::F_UNLCK, byte_of(&self.name));
+        self.lock.release(byte_of(self.name.as_str()));
     }
 
     /// What the store has under our name now.
@@ -479,22 +360,12 @@ impl Locked<'_> {
     fn write(&self, file: &str, record: &DaemonRecord) -> io::Result<()> {
         let directory = self.store.host.root.at(self.directory());
         create_private(&directory)?;
-        sweep(&directory);
-        let mut aside = tempfile::Builder::new()
-            .prefix(ASIDE)
-            .tempfile_in(&directory)?;
-        aside.write_all(crate::ui::json_text(&record.to_json()).as_bytes())?;
-        aside.as_file().sync_all()?;
-        aside.persist(directory.join(file))?;
-        File::open(&directory)?.sync_all()
+        replace(&directory, file, &record.to_json())
     }
 
     fn unlink(&self, file: &'static str) -> Result<(), Error> {
         let path = self.store.host.root.at(self.directory().join(file));
-        match fs::remove_file(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            result => result.map_err(self.failed("remove", file)),
-        }
+        file::unlink(&path).map_err(self.failed("remove", file))
     }
 
     /// Removes the record and the intent. A file of somebody else's in the directory stays, and with it the directory.
@@ -526,34 +397,5 @@ impl Locked<'_> {
             }
         }
         Ok(())
-    }
-}
-
-fn is_aside(file: &Path) -> bool {
-    file.as_os_str()
-        .as_encoded_bytes()
-        .starts_with(ASIDE.as_bytes())
-}
-
-/// Removes files that a killed writer has left. The caller holds the lock, so nobody is writing now.
-fn sweep(directory: &Path) {
-    let Ok(entries) = fs::read_dir(directory) else {
-        return;
-    };
-    for entry in entries.flatten() {
-        if is_aside(Path::new(&entry.file_name())) {
-            // Best effort: it is in nobody's way.
-            let _ = fs::remove_file(entry.path());
-        }
-    }
-}
-
-fn region(kind: i32, byte: i64) -> libc::flock {
-    libc::flock {
-        l_type: kind as libc::c_short,
-        l_whence: libc::SEEK_SET as libc::c_short,
-        l_start: byte,
-        l_len: 1,
-        l_pid: 0,
     }
 }

@@ -6,13 +6,13 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::cpu_topology::{self, CGROUPS};
+use crate::cpu_topology;
 use crate::daemon::Observed;
 use crate::error::Error;
 use crate::host::Host;
 use crate::mps;
 use crate::nvidia_smi;
-use crate::process;
+use crate::process::{self, CGROUPS};
 use crate::runtime_dir;
 use crate::shell;
 use crate::store::Store;

@@ -3,17 +3,18 @@
 //!
 //! | row | files | what they know |
 //! |---|---|---|
-//! | values | `gpu` `record` `limits` `rank` `shell` `env_file` | GPU UUIDs and selectors; daemon records and names; limits of clients; a launcher's ranks; quoting; variables for launchers |
+//! | values | `gpu` `record` `limits` `rank` `shell` `env_file` `checkpoint` | GPU UUIDs and selectors; daemon records and names; limits of clients; a launcher's ranks; quoting; variables for launchers; states, GPU maps and blockers of a checkpoint |
 //! | failures | `error` | everything that can go wrong, with its code and its hint |
 //! | seam | `runner` `host` | calling programs; the file tree, the environment and the clock |
 //! | plans | `topology` `sharing` `cpus` | which GPU a selector and a mask mean; what proof of sharing takes; which CPUs are whose; pure |
 //! | surface | `cli` `ui` | the command line; everything that is printed |
-//! | services | `process` `runtime_dir` `store` `manifest` `nvidia_smi` `mps` `driver` `daemon` `launch` `diagnosis` `attachment` `capture` `cpu_topology` `claims` `binding` | processes and signals; private directories; records on disk; a run's manifest; NVIDIA's two programs and libcuda; a recorded daemon's state; bringing one up; what doctor finds and captures; whether a program is a client; the machine's CPUs and their quota; claims on GPUs; binding to CPUs |
+//! | services | `process` `runtime_dir` `store` `manifest` `nvidia_smi` `mps` `driver` `daemon` `launch` `diagnosis` `attachment` `capture` `cpu_topology` `claims` `binding` `suspension` | processes and signals; private directories; records on disk; a run's manifest; NVIDIA's two programs and libcuda; a recorded daemon's state; bringing one up; what doctor finds and captures; whether a program is a client; the machine's CPUs and their quota; claims on GPUs; binding to CPUs; taking processes off their GPUs and back |
 //! | commands | `command` | one verb a file; they never import one another |
 
 pub mod attachment;
 pub mod binding;
 pub mod capture;
+pub mod checkpoint;
 pub mod claims;
 pub mod cli;
 pub mod command;
@@ -39,6 +40,7 @@ pub mod runtime_dir;
 pub mod sharing;
 pub mod shell;
 pub mod store;
+pub mod suspension;
 pub mod topology;
 pub mod ui;
 

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::checkpoint::GpuCondition;
 use crate::error::{Error, SmiFailure};
 use crate::gpu::{ComputeMode, Gpu, GpuIdentity, GpuUuid, PciAddress, parse_index};
 use crate::host::Host;
@@ -20,6 +21,29 @@ const ARGS: [&str; 2] = [
 
 /// The query for places on the bus. The one above must not ask for more than everybody may know.
 const ADDRESS_ARGS: [&str; 2] = ["--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"];
+
+/// The query for the programs on the GPUs.
+const APPS_ARGS: [&str; 2] = [
+    "--query-compute-apps=pid,gpu_uuid,used_gpu_memory",
+    "--format=csv,noheader,nounits",
+];
+
+/// The query for what may change from moment to moment.
+const CONDITION_ARGS: [&str; 2] = [
+    "--query-gpu=uuid,name,memory.free,persistence_mode,mig.mode.current",
+    "--format=csv,noheader,nounits",
+];
+
+/// A process on a GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct App {
+    /// Its number, as the driver knows it.
+    pub pid: i32,
+    /// The GPU; nothing for a part of one.
+    pub gpu: Option<GpuUuid>,
+    /// Its memory there in MiB; nothing where the driver does not tell, as under WSL.
+    pub memory_mib: Option<u64>,
+}
 
 /// The GPUs of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -93,17 +117,62 @@ pub fn raw(host: &Host) -> Option<Finished> {
 
 /// Where each GPU sits on the PCI bus; nothing where it cannot be told.
 pub fn addresses(host: &Host) -> Vec<(GpuUuid, PciAddress)> {
-    let finished = call(host).ok().and_then(|mut call| {
-        call.purpose = "ask where the GPUs sit";
-        call.args = ADDRESS_ARGS.map(Into::into).to_vec();
-        host.runner.run(&call).ok()
-    });
-    let stdout = finished.map(|finished| finished.stdout).unwrap_or_default();
+    let stdout = query(host, "ask where the GPUs sit", ADDRESS_ARGS).unwrap_or_default();
     let row = |line: &str| {
         let (uuid, address) = line.split_once(',')?;
         Some((uuid.parse().ok()?, address.parse().ok()?))
     };
     stdout.lines().filter_map(row).collect()
+}
+
+/// The processes on the GPUs; nothing where that cannot be told. In a container they may have other numbers.
+pub fn apps(host: &Host) -> Result<Vec<App>, SmiFailure> {
+    let stdout = query(host, "ask which processes use the GPUs", APPS_ARGS)?;
+    let row = |line: &str| {
+        let mut cells = line.split(',').map(str::trim);
+        let (pid, gpu, memory) = (cells.next()?, cells.next()?, cells.next()?);
+        Some(App {
+            pid: pid.parse().ok()?,
+            gpu: gpu.parse().ok(),
+            memory_mib: memory.parse().ok(),
+        })
+    };
+    Ok(stdout.lines().filter_map(row).collect())
+}
+
+/// What condition the GPUs are in; nothing where that cannot be told.
+pub fn conditions(host: &Host) -> Result<Vec<GpuCondition>, SmiFailure> {
+    let stdout = query(host, "ask for the condition of the GPUs", CONDITION_ARGS)?;
+    let is_on = |cell: &str| match cell {
+        "Enabled" => Some(true),
+        "Disabled" => Some(false),
+        _ => None,
+    };
+    let row = |line: &str| {
+        let mut cells = line.split(',').map(str::trim);
+        Some(GpuCondition {
+            uuid: cells.next()?.parse().ok()?,
+            name: cells.next()?.to_owned(),
+            free_mib: cells.next()?.parse().ok(),
+            is_persistent: is_on(cells.next()?),
+            has_mig: is_on(cells.next()?),
+        })
+    };
+    Ok(stdout.lines().filter_map(row).collect())
+}
+
+/// What nvidia-smi prints for another query; nothing where it fails, but for an interruption.
+fn query(host: &Host, purpose: &'static str, args: [&str; 2]) -> Result<String, SmiFailure> {
+    let Ok(mut call) = call(host) else {
+        return Ok(String::new());
+    };
+    call.purpose = purpose;
+    call.args = args.map(Into::into).to_vec();
+    match host.runner.run(&call) {
+        Ok(finished) => Ok(finished.stdout),
+        Err(RunError::Interrupted(signal)) => Err(SmiFailure::Interrupted(signal)),
+        Err(_) => Ok(String::new()),
+    }
 }
 
 /// The call that lists the GPUs.

@@ -14,6 +14,9 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use crate::host::Host;
 use crate::record::{Place, ProcessId};
 
+/// Where cgroups are mounted.
+pub const CGROUPS: &str = "/sys/fs/cgroup";
+
 /// What `/proc` says of a process that runs. A zombie does not run: nothing of it is left but its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Running {
@@ -144,6 +147,46 @@ pub fn has_written(host: &Host, pid: i32) -> bool {
 /// Whether we may see a process's environment and memory map.
 pub fn may_be_looked_at(host: &Host, pid: i32) -> bool {
     fs::File::open(proc_path(host, pid, "environ")).is_ok()
+}
+
+/// The process that a number means: that of its first thread, where it is the number of another one.
+pub fn leader_of(host: &Host, thread: i32) -> Option<i32> {
+    status_value(host, &thread.to_string(), "Tgid:")?
+        .parse()
+        .ok()
+}
+
+/// Whether we may act on a user's processes as a debugger does: they are ours, or CAP_SYS_PTRACE is effective.
+pub fn may_trace(host: &Host, uid: u32) -> bool {
+    const CAP_SYS_PTRACE: u64 = 19;
+    let effective = status_value(host, "self", "CapEff:");
+    let effective = effective.and_then(|value| u64::from_str_radix(&value, 16).ok());
+    uid == host.uid || effective.is_some_and(|set| set & 1 << CAP_SYS_PTRACE != 0)
+}
+
+fn status_value(host: &Host, process: &str, key: &str) -> Option<String> {
+    let status = fs::read_to_string(host.root.at(format!("/proc/{process}/status"))).ok()?;
+    let value = status.lines().find_map(|line| line.strip_prefix(key))?;
+    Some(value.trim().to_owned())
+}
+
+/// Whether the cgroup of a process is frozen, by itself or with one above it: the process is there and does nothing.
+pub fn is_frozen(host: &Host, pid: i32) -> bool {
+    let groups = fs::read_to_string(proc_path(host, pid, "cgroup")).unwrap_or_default();
+    let says = |file: String, word: &str| {
+        let text = fs::read_to_string(host.root.at(file)).unwrap_or_default();
+        text.lines().any(|line| line == word)
+    };
+    groups.lines().any(|line| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        match (parts.next(), parts.next()) {
+            (Some(""), Some(path)) => says(format!("{CGROUPS}{path}/cgroup.events"), "frozen 1"),
+            (Some("freezer"), Some(path)) => {
+                says(format!("{CGROUPS}/freezer{path}/freezer.state"), "FROZEN")
+            }
+            _ => false,
+        }
+    })
 }
 
 /// Whether a process is in our namespace of this kind, such as `ipc`; `None` where the kernel does not let us see.

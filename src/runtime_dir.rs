@@ -11,6 +11,7 @@ use std::path::{Component, Path, PathBuf};
 use nix::fcntl::{AT_FDCWD, AtFlags, OFlag};
 use nix::sys::statfs::{self, FsType, fstatfs};
 use nix::unistd::{AccessFlags, faccessat};
+use tempfile::TempDir;
 
 use crate::error::Error;
 use crate::host::Host;
@@ -109,6 +110,20 @@ pub fn effective_pipe(host: &Host) -> PathBuf {
         Some(path) => host.cwd.join(path),
         None => PathBuf::from(NVIDIA_DEFAULT),
     }
+}
+
+/// A new empty directory for us alone, where no control daemon is. It goes when it is dropped.
+pub fn nowhere(host: &Host) -> Result<TempDir, Error> {
+    let tmp = temporary_directory(host, &mut Vec::new());
+    let made = tempfile::Builder::new()
+        .prefix("uni-cumps-nowhere-")
+        .permissions(fs::Permissions::from_mode(0o700))
+        .tempdir_in(host.root.at(&tmp));
+    made.map_err(|source| Error::File {
+        doing: "make an empty directory in",
+        path: tmp,
+        source,
+    })
 }
 
 /// The name of the network file system that a directory lies on, if it does.

@@ -421,9 +421,16 @@ pub fn error_json(error: &Error) -> Value {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),
     };
-    serde_json::json!({
+    let mut failure = serde_json::json!({
         "error": {"code": error.code(), "message": message, "hint": error.hint()}
-    })
+    });
+    if let Error::Checkpoint(error) = error {
+        let left = error
+            .left()
+            .map(|left| serde_json::json!({"pid": left.pid, "state": left.after.word()}));
+        failure["left_in"] = left.collect();
+    }
+    failure
 }
 
 /// A truth value as the Python command prints it.

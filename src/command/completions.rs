@@ -10,7 +10,7 @@ use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Zsh};
 use crate::cli::{COMPLETE, Cli, CompletionShell, CompletionsArgs, PROGRAM};
 use crate::error::Error;
 use crate::host::Host;
-use crate::store::Store;
+use crate::store::{Ledger, Store};
 use crate::ui::Ui;
 
 pub(super) fn run(ui: &mut Ui<'_>, args: &CompletionsArgs) -> Result<u8, Error> {
@@ -59,7 +59,7 @@ pub fn answer(host: &Host, ui: &mut Ui<'_>, mut question: Question) {
     }
     let mut candidates = Vec::new();
     let completed = adapter(question.shell).write_complete(
-        &mut command_line(&names(host)),
+        &mut command_line(&names(host), &suspended(host)),
         question.words,
         Some(&host.cwd),
         &mut candidates,
@@ -80,8 +80,8 @@ fn separate_values(words: &mut [OsString]) {
     }
 }
 
-/// The command line as it is completed, `--name` with these names.
-fn command_line(names: &[String]) -> clap::Command {
+/// The command line as it is completed, `--name` with these names, and `--pid` of `checkpoint` with these processes.
+fn command_line(names: &[String], pids: &[String]) -> clap::Command {
     let all = Cli::command();
     // The engine offers what is hidden where nothing else fits, so it must not be there at all.
     let shown = all.get_subcommands().filter(|it| !it.is_hide_set());
@@ -89,19 +89,34 @@ fn command_line(names: &[String]) -> clap::Command {
         .version(env!("CARGO_PKG_VERSION"))
         .args(all.get_arguments())
         .subcommands(shown)
-        .mut_subcommands(|command| command.mut_args(|arg| completed(arg, names)))
+        .mut_subcommands(|command| {
+            command
+                .mut_args(|arg| completed(arg, names, &[]))
+                .mut_subcommands(|verb| verb.mut_args(|arg| completed(arg, names, pids)))
+        })
 }
 
-fn completed(arg: clap::Arg, names: &[String]) -> clap::Arg {
+fn completed(arg: clap::Arg, names: &[String], pids: &[String]) -> clap::Arg {
     // Where a value may begin with a hyphen, the engine panics at `visibility --color -1 `.
     let arg = arg.allow_hyphen_values(false);
-    if arg.get_id() != "name" {
-        return arg;
-    }
-    let names = names.to_vec();
+    let candidates = match arg.get_id().as_str() {
+        "name" => names.to_vec(),
+        "pid" | "pids" if !pids.is_empty() => pids.to_vec(),
+        _ => return arg,
+    };
     arg.add(ArgValueCandidates::new(move || {
-        names.iter().map(CompletionCandidate::new).collect()
+        candidates.iter().map(CompletionCandidate::new).collect()
     }))
+}
+
+/// The suspended processes. Where they cannot be listed there are none.
+fn suspended(host: &Host) -> Vec<String> {
+    let entries = Ledger::of(host).map(|ledger| ledger.list());
+    let entries = entries.unwrap_or_default();
+    entries
+        .iter()
+        .map(|entry| entry.process.pid.to_string())
+        .collect()
 }
 
 /// The recorded daemons. Where they cannot be listed there are none.

@@ -39,6 +39,10 @@ const LISTS: [(&str, &[(&str, &str)]); 3] = [
                 "The record of a daemon. A starting.json beside it tells of a start that has not finished.",
             ),
             (
+                "~/.cache/unilab/cuda-mps/.suspended/",
+                "What checkpoint remembers of the processes that it has taken off their GPUs.",
+            ),
+            (
                 "~/.cache/unilab/cuda-mps/.stale/",
                 "The last eight records that were replaced.",
             ),
@@ -88,7 +92,7 @@ fn page() -> String {
     page += &section("DESCRIPTION", |to| whole.render_description_section(to));
     page += &section("OPTIONS", |to| whole.render_options_section(to));
     page += ".SH COMMANDS\nEvery command also takes the options above, except --version.\n";
-    page.extend(commands.map(command_section));
+    page.extend(commands.map(|command| command_sections(command, "")));
     page.extend(LISTS.map(|(heading, terms)| section(heading, |to| list(terms).to_writer(to))));
     page
 }
@@ -97,15 +101,23 @@ fn section(heading: &str, render: impl FnOnce(&mut dyn Write) -> io::Result<()>)
     format!(".SH {heading}\n{}", body(render))
 }
 
-fn command_section(command: &Command) -> String {
-    let name = command.get_name();
-    let man = manual(command, &format!("{PROGRAM} {name}"), "");
-    format!(
+/// The section of a command, which stands behind the words `before`, and those of its own verbs.
+fn command_sections(command: &Command, before: &str) -> String {
+    let name = format!("{before}{}", command.get_name());
+    let verbs = command.get_subcommands();
+    let behind = match command.has_subcommands() {
+        true => " <COMMAND>",
+        false => "",
+    };
+    let man = manual(command, &format!("{PROGRAM} {name}"), behind);
+    let section = format!(
         ".SS {name}\n{}.PP\n{}{}",
         body(|to| man.render_synopsis_section(to)),
         body(|to| man.render_description_section(to)),
         body(|to| man.render_options_section(to)),
-    )
+    );
+    let verbs = verbs.map(|verb| command_sections(verb, &format!("{name} ")));
+    section + &verbs.collect::<String>()
 }
 
 fn list(terms: &[(&str, &str)]) -> Roff {
@@ -120,7 +132,7 @@ fn list(terms: &[(&str, &str)]) -> Roff {
 
 /// The manual of one command alone, without what all of them have.
 fn manual(command: &Command, name: &str, behind: &str) -> Man {
-    let is_whole = command.has_subcommands();
+    let is_whole = name == PROGRAM;
     let command = command.clone().disable_help_flag(!is_whole);
     let mut command = command.mut_args(values_in_a_line).bin_name(name);
     // Only then do its arguments know how many values they take.

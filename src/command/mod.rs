@@ -1,5 +1,7 @@
 //! One verb a file. A command returns its exit status, or the failure that this file shows.
 
+mod call;
+mod checkpoint;
 mod completions;
 mod cpus;
 mod doctor;
@@ -18,7 +20,7 @@ pub use completions::{answer, question};
 
 use crate::cli::Command;
 use crate::env_file::Format;
-use crate::error::{Error, SmiFailure};
+use crate::error::{CheckpointFailure, Error, SmiFailure};
 use crate::host::Host;
 use crate::ui::Ui;
 
@@ -37,12 +39,14 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
         Command::Start(args) => (start::run(host, ui, args), false),
         Command::Stop(args) => (stop::run(host, ui, args), false),
         Command::Env(args) => (env::run(host, ui, args), args.form() == Format::Json),
+        Command::Checkpoint(args) => (checkpoint::run(host, ui, args), args.json),
         Command::Prune(args) => (prune::run(host, ui, args), args.json),
         Command::Validate(args) => (validate::run(host, ui, args), args.json),
         Command::Visibility(args) => (visibility::run(host, ui, args), false),
         Command::Completions(args) => (completions::run(ui, args), false),
         Command::Man => (man::run(ui), false),
         Command::Look(args) => (look::run(host, ui, args), false),
+        Command::Call(args) => (call::run(ui, args), false),
     };
     result.unwrap_or_else(|error| {
         ui.failure(&error, json);
@@ -61,6 +65,11 @@ fn exit_status(error: &Error) -> u8 {
 fn interruption(error: &Error) -> Option<u8> {
     match error {
         Error::Interrupted(signal) | Error::NvidiaSmi(SmiFailure::Interrupted(signal)) => {
+            u8::try_from(128 + signal).ok()
+        }
+        Error::Checkpoint(failure @ CheckpointFailure::Interrupted { signal, .. })
+            if failure.left().next().is_none() =>
+        {
             u8::try_from(128 + signal).ok()
         }
         _ => None,

@@ -1,4 +1,5 @@
-//! `prune`: removes what daemons that are gone have left behind: stale records, replaced records, runtime directories.
+//! `prune`: removes what daemons that are gone have left behind: stale records, replaced records, runtime directories; and
+//! what the ledger tells of processes that have ended.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +13,7 @@ use crate::mps::{self, Keeper};
 use crate::process;
 use crate::record::DaemonName;
 use crate::runtime_dir;
-use crate::store::{Entry, Store};
+use crate::store::{Entry, Ledger, Store};
 use crate::ui::Ui;
 
 /// Something that a daemon has left, and that goes.
@@ -59,11 +60,24 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &PruneArgs) -> Result<u8, 
             note("runtime directory", path, outcome);
         }
     }
+    let ledger = Ledger::of(host)?;
+    for path in ledger.ended() {
+        let outcome = match args.dry_run {
+            true => Ok(true),
+            false => forget(&ledger, &path),
+        };
+        note("ledger entry of a suspended process", path, outcome);
+    }
     for error in &failed {
         ui.failure(error, false);
     }
     show(ui, &removed, args);
     Ok(u8::from(!failed.is_empty()))
+}
+
+fn forget(ledger: &Ledger<'_>, ended: &Path) -> Result<bool, Error> {
+    ledger.lock(&[])?.forget(ended)?;
+    Ok(true)
 }
 
 fn show(ui: &mut Ui<'_>, leftovers: &[Leftover], args: &PruneArgs) {

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
+use crate::checkpoint::{self, ProcessState, Suspended};
 use crate::cli::StatusArgs;
 use crate::daemon::{self, Observed, State, Unrecorded};
 use crate::error::{Error, SmiFailure};
@@ -14,6 +15,7 @@ use crate::nvidia_smi::{self, Discovery};
 use crate::record::TopologyMode;
 use crate::runtime_dir;
 use crate::store::Store;
+use crate::suspension;
 use crate::topology::{self, Visibility};
 use crate::ui::{Answer, Cell, Tone, Ui, plain, python_bool};
 
@@ -26,6 +28,8 @@ struct Report {
     control_pipes: Vec<Value>,
     /// Control daemons that no record speaks of, where programs of this caller would look for one.
     unmanaged: Vec<Unmanaged>,
+    /// The processes that were taken off their GPUs, and their states.
+    suspended: Vec<(Suspended, Option<ProcessState>)>,
 }
 
 struct Unmanaged {
@@ -52,6 +56,7 @@ fn gather(host: &Host) -> Result<Report, Error> {
     Ok(Report {
         control_pipes: daemon::control_pipes(&daemons),
         unmanaged: unmanaged(host, &daemons),
+        suspended: suspension::away(host)?,
         discovery,
         mask,
         visibility,
@@ -102,6 +107,7 @@ impl Answer for Report {
             "gpus": self.gpus().iter().map(|gpu| self.gpu_json(gpu)).collect::<Vec<_>>(),
             "control_pipes": pipes,
             "managed_daemons": self.daemons.iter().map(Observed::to_json).collect::<Vec<_>>(),
+            "suspended_processes": self.suspended.iter().map(suspended_json).collect::<Vec<_>>(),
             "other_records": self.others.iter().map(unrecorded_json).collect::<Vec<_>>(),
             "compatible_topology_modes": TopologyMode::ALL.map(TopologyMode::as_str),
         })
@@ -162,6 +168,16 @@ impl Answer for Report {
                 daemon.pipe.display()
             ));
         }
+        for (entry, state) in &self.suspended {
+            ui.line(format!(
+                "suspended pid={} state={} program={} gpus={} memory_mib={}",
+                entry.process.pid,
+                state_word(*state),
+                entry.program,
+                checkpoint::gpu_list(&entry.gpus),
+                checkpoint::memory_text(&entry.gpus),
+            ));
+        }
         let modes = TopologyMode::ALL.map(TopologyMode::as_str).join(",");
         ui.line(format!("compatible_topology_modes={modes}"));
     }
@@ -208,6 +224,16 @@ impl Answer for Report {
                 daemon.pipe.display()
             );
             ui.verdict("unmanaged", Tone::Doubtful, &text);
+        }
+        if !self.suspended.is_empty() {
+            ui.line("");
+            let rows: Vec<Vec<Cell>> = self
+                .suspended
+                .iter()
+                .map(|it| self.suspended_row(it))
+                .collect();
+            ui.table(&["SUSPENDED", "STATE", "PROGRAM", "GPU", "MIB"], &rows);
+            ui.next_step("uni-cumps checkpoint resume");
         }
     }
 }
@@ -297,6 +323,26 @@ impl Report {
         ]
     }
 
+    fn suspended_row(&self, (entry, state): &(Suspended, Option<ProcessState>)) -> Vec<Cell> {
+        let tone = match state {
+            Some(ProcessState::CHECKPOINTED) => Tone::Good,
+            Some(ProcessState::FAILED) => Tone::Bad,
+            _ => Tone::Doubtful,
+        };
+        let gpus: Vec<String> = entry
+            .gpus
+            .iter()
+            .map(|share| self.short(&share.uuid))
+            .collect();
+        vec![
+            plain(entry.process.pid),
+            (state_word(*state), tone),
+            plain(&entry.program),
+            plain(gpus.join(",")),
+            plain(checkpoint::memory_text(&entry.gpus)),
+        ]
+    }
+
     /// A GPU by its index in the table above, or by its UUID where it is not there.
     fn short(&self, uuid: &GpuUuid) -> String {
         let listed = self.gpus().iter().filter_map(Gpu::identity);
@@ -306,6 +352,16 @@ impl Report {
             .next()
             .unwrap_or_else(|| uuid.to_string())
     }
+}
+
+fn state_word(state: Option<ProcessState>) -> String {
+    state.map_or("unknown".to_owned(), ProcessState::word)
+}
+
+fn suspended_json((entry, state): &(Suspended, Option<ProcessState>)) -> Value {
+    let mut value = entry.to_json();
+    value["state"] = state.map(ProcessState::word).into();
+    value
 }
 
 fn unrecorded_row(other: &Unrecorded) -> Vec<Cell> {

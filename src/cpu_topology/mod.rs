@@ -12,7 +12,7 @@ use crate::cpus::{CpuSet, HostGpu, Machine};
 use crate::gpu::{GpuUuid, PciAddress};
 use crate::host::Root;
 
-pub use quota::{CGROUPS, quota, quota_files};
+pub use quota::{quota, quota_files};
 
 const PCI_DEVICES: &str = "/sys/bus/pci/devices";
 const NVIDIA: &str = "0x10de";

@@ -6,9 +6,7 @@ use std::path::{Component, Path, PathBuf};
 use crate::cpu_topology::text;
 use crate::cpus::Quota;
 use crate::host::Root;
-
-/// Where cgroups are mounted.
-pub const CGROUPS: &str = "/sys/fs/cgroup";
+use crate::process::CGROUPS;
 
 /// The tightest quota over this process's cgroup and those above it. A level that cannot be read or understood, or
 /// whose period is 0, is skipped; with period 0 the reference fails.

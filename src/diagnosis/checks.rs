@@ -4,7 +4,7 @@ use super::facts::Facts;
 use super::logs::{control_faults, explain, server_faults};
 use super::{Check, Fault, Status, Wanted};
 use crate::daemon::{self, State};
-use crate::driver::{DriverFailure, Probe};
+use crate::driver::{DriverFailure, Probe, version_text};
 use crate::gpu::{ComputeMode, Gpu};
 use crate::mps::{self, CONTROL, Keeper, Socket};
 use crate::runtime_dir::{NVIDIA_DEFAULT, PIPE_LIMIT};
@@ -125,11 +125,7 @@ fn cuda_driver(facts: &Facts) -> Finding {
     match &facts.cuda {
         None => skip("not asked"),
         Some(Ok(seen)) => {
-            let version = format!(
-                "CUDA {}.{}",
-                seen.driver_version / 1000,
-                seen.driver_version % 1000 / 10
-            );
+            let version = format!("CUDA {}", version_text(seen.driver_version));
             match seen.devices.as_slice() {
                 [device] if device.uuid == gpu.uuid => ok(format!(
                     "{version}; a process sees {} with {} multiprocessors",

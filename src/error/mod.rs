@@ -1,9 +1,11 @@
 //! Everything that can go wrong, as data. A failure has a sentence (`Display`), a cause, a stable code for scripts and
 //! a hint that can be typed; only `ui` prints them. A new variant does not compile until it has all of these.
 
+mod checkpoint;
 mod smi;
 mod unmet;
 
+pub use checkpoint::CheckpointFailure;
 pub use smi::SmiFailure;
 pub use unmet::Unmet;
 
@@ -84,6 +86,11 @@ pub enum Error {
         /// What is wrong with it.
         reason: String,
     },
+
+    // Checkpoints.
+    /// Processes were not suspended, resumed or asked about.
+    #[error("{0}")]
+    Checkpoint(#[from] CheckpointFailure),
 
     // Records.
     /// A name is not a name.
@@ -472,6 +479,7 @@ impl Error {
             Self::EndedUnattached { .. } => "ended-unattached",
             Self::Unwritable { .. } => "unwritable-value",
             Self::NoGithubEnv => "no-github-env",
+            Self::Checkpoint(failure) => failure.code(),
             Self::DamagedRecord { .. } => "damaged-record",
             Self::OtherUser { .. } => "other-user",
             Self::OtherHost { .. } => "other-host",
@@ -533,6 +541,7 @@ impl Error {
             Self::MaskHidesAll { notes, .. } => (!notes.is_empty()).then(|| notes.join("; ")),
             Self::NvidiaSmi(failure) => Some(failure.to_string()),
             Self::Unmet(_) => None,
+            Self::Checkpoint(failure) => failure.cause(),
             Self::BadManifest { reason, .. } => Some(reason.clone()),
             Self::Name(_) => {
                 Some("a name is 1 to 64 of a-z, 0-9 and -, not starting with -".into())
@@ -637,6 +646,7 @@ impl Error {
             }
             Self::NvidiaSmi(failure) => failure.hint(),
             Self::Unmet(unmet) => unmet.hint(),
+            Self::Checkpoint(failure) => failure.hint(),
             Self::BadManifest { path, .. } => format!("python3 -m json.tool {}", quote_path(path)),
             Self::Name(_) => "--name my-job".into(),
             Self::NoRecord(_) => "uni-cumps status lists the recorded daemons".into(),

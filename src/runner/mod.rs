@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use signals::{Held, hold_signals, hold_signals_to_pass_on};
+pub use signals::{Held, hold_every_signal, hold_signals, hold_signals_to_pass_on};
 pub use system::SystemRunner;
 
 /// One call of another program.
@@ -60,6 +60,8 @@ impl Invocation {
 pub enum Mode {
     /// The output is collected; after the time the program and the processes it started are ended.
     Captured(Duration),
+    /// Likewise, but a signal that reaches us waits until the program has ended.
+    Uninterrupted(Duration),
     /// The program lives as long as it likes. Its output goes to our stderr, and SIGINT, SIGTERM and SIGHUP that reach
     /// us are passed on to it.
     Foreground,

@@ -21,6 +21,24 @@ pub fn hold_signals_to_pass_on() -> Held {
     hold(&signals_to_pass_on())
 }
 
+/// Likewise every signal, so that nothing but an end by force or a stop by force comes between two steps.
+pub fn hold_every_signal() -> Held {
+    hold(&SigSet::all())
+}
+
+impl Held {
+    /// The number of a signal that has asked us to end meanwhile. It has no further effect then.
+    pub fn asked_to_end(&self) -> Option<i32> {
+        let signals = [
+            Signal::SIGINT,
+            Signal::SIGTERM,
+            Signal::SIGHUP,
+            Signal::SIGQUIT,
+        ];
+        Some(Arrivals::of(&not_ignored(&signals)).ok()?.next()?.number)
+    }
+}
+
 pub(super) fn hold(signals: &SigSet) -> Held {
     // Neither reading nor setting a mask fails for a valid set.
     let before = SigSet::thread_get_mask().unwrap_or_else(|_| SigSet::empty());

@@ -188,10 +188,14 @@ impl SystemRunner {
             .map_err(RunError::Spawn)
     }
 
-    fn capture(&self, call: &Invocation, limit: Duration) -> Result<Finished, RunError> {
+    fn capture(
+        &self,
+        call: &Invocation,
+        limit: Duration,
+        may_be_interrupted: bool,
+    ) -> Result<Finished, RunError> {
         let _held = hold_signals();
-        // Where a program runs beside us, a signal is for that, and not for what we ask meanwhile.
-        let arrivals = (!self.has_company()).then(|| Arrivals::of(signals_to_hold()));
+        let arrivals = may_be_interrupted.then(|| Arrivals::of(signals_to_hold()));
         let arrivals = arrivals.transpose().map_err(RunError::Setup)?;
         if let Some(signal) = arrivals.as_ref().and_then(Arrivals::next) {
             return Err(RunError::Interrupted(signal.number));
@@ -344,7 +348,9 @@ impl CommandRunner for SystemRunner {
             )));
         }
         match call.mode {
-            Mode::Captured(limit) => self.capture(call, limit),
+            // Where a program runs beside us, a signal is for that, and not for what we ask meanwhile.
+            Mode::Captured(limit) => self.capture(call, limit, !self.has_company()),
+            Mode::Uninterrupted(limit) => self.capture(call, limit, false),
             Mode::Foreground => self.foreground(call),
             Mode::Beside => self.beside(call),
             Mode::Replacing => Err(self.replacing(call)),

@@ -1,7 +1,8 @@
 //! Records on disk: `Store` reads, `Locked` writes. A record is written aside, synced and renamed, under a lock, and
-//! there is no other way to write one.
+//! there is no other way to write one. The ledger of suspended processes lies beside them.
 
 mod file;
+mod ledger;
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
@@ -17,6 +18,8 @@ use crate::record::{DaemonName, DaemonRecord};
 use crate::runtime_dir;
 
 use file::{LockFile, byte_of, create_private, is_aside, read_regular_file, replace, sweep};
+
+pub use ledger::{Ledger, LockedLedger};
 
 /// Below the home directory, as the Python command has it.
 const BASE: &str = ".cache/unilab/cuda-mps";

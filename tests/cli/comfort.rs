@@ -64,8 +64,13 @@ fn candidates(machine: &Sandbox, words: &[&str]) -> Vec<String> {
 
 /// The commands that the help shows.
 fn shown_commands(machine: &Sandbox) -> Vec<String> {
-    let help = machine.run(["--help"]).succeeds().text();
-    let (_, commands) = help.split_once("\nCommands:\n").unwrap();
+    shown_below(machine, &[])
+}
+
+/// The verbs that the help of a command lists; nothing where it has none.
+fn shown_below(machine: &Sandbox, command: &[&str]) -> Vec<String> {
+    let help = machine.run(command).and("--help").succeeds().text();
+    let (_, commands) = help.split_once("\nCommands:\n").unwrap_or_default();
     let commands = commands.lines().take_while(|line| !line.is_empty());
     commands
         .map(|line| line.split_whitespace().next().unwrap().to_owned())
@@ -382,13 +387,21 @@ fn the_manual_page_has_every_command_with_its_flags_and_none_that_is_hidden() {
         .lines()
         .filter_map(|it| it.strip_prefix(".SS "))
         .collect();
-    let mut shown = shown_commands(&machine);
-    shown.retain(|command| command != "help");
+    let mut shown = Vec::new();
+    let mut all = shown_commands(&machine);
+    all.retain(|command| command != "help");
+    for command in all {
+        let verbs = shown_below(&machine, &[&command]);
+        let verbs = verbs.into_iter().map(|verb| format!("{command} {verb}"));
+        shown.extend(std::iter::once(command.clone()).chain(verbs));
+    }
+    shown.retain(|command| !command.ends_with(" help"));
     assert_eq!(titles, shown);
     for command in shown {
         let (_, section) = commands.split_once(&format!(".SS {command}\n")).unwrap();
         let section = section.split("\n.S").next().unwrap();
-        let help = machine.run([&*command, "--help"]).succeeds().text();
+        let words = command.split(' ').chain(["--help"]);
+        let help = machine.run(words).succeeds().text();
         let (_, flags) = help.split_once("\nOptions:\n").unwrap();
         for line in flags
             .lines()

@@ -1,5 +1,7 @@
 //! The command line as types. Their doc comments are the help text.
 
+mod checkpoint;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -14,12 +16,16 @@ use crate::gpu::{PciAddress, PciAddressError};
 use crate::limits::{MemoryLimit, Priority, ThreadPercentage};
 use crate::shell::Shell;
 
+pub use checkpoint::{CallArgs, CheckpointArgs, CheckpointVerb, Target};
+
 /// The name of the program, by which shells find what completes its command line.
 pub const PROGRAM: &str = "uni-cumps";
 /// The variable through which a shell asks for candidates; its value is the shell's name. `COMPLETE`, which other
 /// programs take, may be set for them.
 pub const COMPLETE: &str = "UNI_CUMPS_COMPLETE";
 
+/// The name by which the binary calls itself for one checkpoint call of the CUDA driver.
+pub const CALL_COMMAND: &str = "call-cuda-driver";
 /// The name by which the binary calls itself to look at the CUDA driver.
 pub const LOOK_COMMAND: &str = "look-at-cuda-driver";
 /// The option that makes the look go through the control daemon, with a context.
@@ -113,6 +119,8 @@ pub enum Command {
     Run(RunArgs),
     /// Show which CPUs the processes of each GPU should use; changes nothing
     Cpus(CpusArgs),
+    /// Suspend CUDA processes into host memory, and bring them back on the same or another GPU
+    Checkpoint(CheckpointArgs),
     /// Remove what daemons that are gone have left behind
     Prune(PruneArgs),
     /// Prove that a learner and a collector share one GPU through MPS; changes nothing
@@ -126,6 +134,9 @@ pub enum Command {
     /// What `doctor` and `validate` run in a child process
     #[command(name = LOOK_COMMAND, hide = true)]
     Look(LookArgs),
+    /// What `checkpoint` runs in a child process
+    #[command(name = CALL_COMMAND, hide = true)]
+    Call(CallArgs),
 }
 
 /// `status`

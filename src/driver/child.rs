@@ -1,0 +1,147 @@
+//! Calling libcuda in a child process of ours, which may hang or crash without taking us along.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+
+use super::{DriverFailure, Seen};
+use crate::checkpoint::Call;
+use crate::cli::{CALL_COMMAND, LOOK_COMMAND, THROUGH_DAEMON};
+use crate::error::Error;
+use crate::gpu::GpuUuid;
+use crate::host::Host;
+use crate::process;
+use crate::runner::{Invocation, Mode, RunError, Status};
+use crate::runtime_dir;
+
+/// What a process saw that went through a control daemon.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Probe {
+    /// The devices, with their memory.
+    pub seen: Seen,
+    /// The server that counts the process among its clients.
+    pub server: Option<i32>,
+}
+
+/// Has a child of ours look, with the caller's environment and, if given, another mask. Not through a control daemon.
+pub fn look_in_child(
+    host: &Host,
+    mask: Option<&str>,
+    limit: Duration,
+) -> Result<Seen, DriverFailure> {
+    let nowhere = nowhere(host)?;
+    let mut env = environment(host, nowhere.path());
+    if let Some(mask) = mask {
+        set(&mut env, MASK, mask);
+    }
+    let args = vec![LOOK_COMMAND.into()];
+    in_child(host, args, env, Mode::Captured(limit))
+}
+
+/// Has a child of ours initialise CUDA on `gpu` through the daemon in `pipe` and look for itself among the clients.
+pub fn probe_in_child(
+    host: &Host,
+    gpu: &GpuUuid,
+    pipe: &Path,
+    limit: Duration,
+) -> Result<Probe, DriverFailure> {
+    let mut env = environment(host, pipe);
+    set(&mut env, MASK, gpu.as_str());
+    let args = vec![LOOK_COMMAND.into(), THROUGH_DAEMON.into()];
+    in_child(host, args, env, Mode::Captured(limit))
+}
+
+/// Makes the driver's checkpoint calls, each in a child of its own. A signal that reaches us does not cut one off: an
+/// interrupted call leaves the driver and the process apart (checkpoint-restore/criu#2547).
+pub struct Caller<'h> {
+    host: &'h Host,
+    nowhere: TempDir,
+}
+
+impl<'h> Caller<'h> {
+    /// Makes ready, before anything is touched, what every call needs.
+    pub fn new(host: &'h Host) -> Result<Self, Error> {
+        let nowhere = runtime_dir::nowhere(host)?;
+        Ok(Self { host, nowhere })
+    }
+
+    /// Makes one call about the process `pid`, which may take `limit`. What it returns is the state or the thread that was
+    /// asked for, or 0.
+    pub fn call(&self, pid: i32, call: &Call, limit: Duration) -> Result<u32, DriverFailure> {
+        let mut env = environment(self.host, self.nowhere.path());
+        // A mask would hide GPUs from a restore that must name all of them.
+        env.retain(|(key, _)| key != MASK && key != JOB_FILE);
+        // Processes that share memory are treated as one only by who names the same job.
+        if let Some(job) = process::variable_of(self.host, pid, JOB_FILE) {
+            set(&mut env, JOB_FILE, job);
+        }
+        let mut args: Vec<OsString> = [CALL_COMMAND, call.word()].map(OsString::from).into();
+        args.push(pid.to_string().into());
+        args.push(format!("--parent={}", process::our_pid()).into());
+        args.extend(call.options().into_iter().map(OsString::from));
+        in_child(self.host, args, env, Mode::Uninterrupted(limit))
+    }
+}
+
+const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
+const MASK: &str = "CUDA_VISIBLE_DEVICES";
+const JOB_FILE: &str = "CUDA_CHECKPOINT_JOB_FILE";
+
+type Variables = Vec<(OsString, OsString)>;
+
+/// A directory where no control daemon is nor ever will be, so that a child does not become an MPS client.
+fn nowhere(host: &Host) -> Result<TempDir, DriverFailure> {
+    let failed = |error: Error| {
+        DriverFailure::Child(format!("{error}: {}", error.cause().unwrap_or_default()))
+    };
+    runtime_dir::nowhere(host).map_err(failed)
+}
+
+/// The caller's environment with another pipe directory.
+fn environment(host: &Host, pipe: &Path) -> Variables {
+    let all = host.env.all();
+    let mut env = all
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
+    set(&mut env, PIPE, pipe);
+    env
+}
+
+fn set(env: &mut Variables, key: &str, value: impl Into<OsString>) {
+    env.retain(|(name, _)| name != key);
+    env.push((key.into(), value.into()));
+}
+
+/// Calls our own binary, which prints a `Result<T, DriverFailure>`.
+fn in_child<T: DeserializeOwned>(
+    host: &Host,
+    args: Vec<OsString>,
+    env: Variables,
+    mode: Mode,
+) -> Result<T, DriverFailure> {
+    let call = Invocation {
+        purpose: "call the CUDA driver",
+        program: host.ourselves.clone(),
+        args,
+        env,
+        stdin: Vec::new(),
+        mode,
+    };
+    let failed = |reason: String| Err(DriverFailure::Child(reason));
+    match host.runner.run(&call) {
+        Ok(finished) if finished.status == Status::Exited(0) => {
+            serde_json::from_str::<Result<T, DriverFailure>>(&finished.stdout)
+                .unwrap_or_else(|error| failed(error.to_string()))
+        }
+        Ok(finished) => failed(match finished.status {
+            Status::Signaled(signal) => format!("signal {signal} ended it"),
+            Status::Exited(status) => format!("it exited with {status}: {}", finished.said()),
+        }),
+        Err(RunError::TimedOut(limit)) => Err(DriverFailure::TimedOut(limit.as_secs_f64())),
+        Err(error) => failed(error.to_string()),
+    }
+}

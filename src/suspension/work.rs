@@ -1,0 +1,373 @@
+//! The steps of a suspension and their undoing. After every failure the driver is asked in which state the process is, and
+//! what is done next follows from that: no failure leaves a process locked if anything can be done about it.
+
+use std::time::Duration;
+
+use super::facts::QUICK;
+use crate::checkpoint::{Action, After, Call, Ending, GpuMap, Limits, ProcessState, Purpose};
+use crate::driver::{Caller, DriverFailure};
+use crate::error::CheckpointFailure;
+use crate::host::Host;
+use crate::process;
+use crate::record::ProcessId;
+use crate::runner::Held;
+
+/// A process that something is to be done with.
+#[derive(Clone, Debug)]
+pub(super) struct Target {
+    pub(super) id: ProcessId,
+    /// The file name of its program.
+    pub(super) program: String,
+    /// Its state before anything was done.
+    pub(super) before: ProcessState,
+    /// What takes it to where it is to be.
+    pub(super) steps: &'static [Action],
+    /// Where its GPUs are to go.
+    pub(super) map: Option<GpuMap>,
+    /// It was restored with the map.
+    pub(super) is_moved: bool,
+}
+
+/// Everything that the steps need, so that none of it can be missing in the middle.
+pub(super) struct Work<'h> {
+    pub(super) host: &'h Host,
+    pub(super) caller: &'h Caller<'h>,
+    pub(super) limits: Limits,
+    /// Signals wait; what they ask for is done between two steps.
+    pub(super) held: &'h Held,
+}
+
+/// Why the work could not be done.
+enum Failure {
+    Interrupted(i32),
+    Step {
+        target: usize,
+        action: Action,
+        reason: String,
+        code: Option<u32>,
+        /// The driver would not take the map, and the process is suspended as it was.
+        map_refused: bool,
+    },
+}
+
+/// Grace for a call beyond what the driver itself was told to wait.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long a process may go on changing its state after the call for that was cut off.
+const SETTLING: Duration = Duration::from_secs(10);
+
+impl Work<'_> {
+    /// Takes all targets to where they are to be, or back to where they were.
+    pub(super) fn carry_out(
+        &self,
+        purpose: Purpose,
+        targets: &mut [Target],
+    ) -> Result<Vec<Ending>, CheckpointFailure> {
+        let mut touched = Vec::new();
+        match self.forth(purpose, targets, &mut touched) {
+            Ok(()) => {
+                let there = |target: &Target| {
+                    let last = target.steps.last().map(|action| action.to());
+                    target.ending(After::State(last.unwrap_or(target.before)))
+                };
+                Ok(targets.iter().map(there).collect())
+            }
+            Err(failure) => {
+                self.back(purpose, targets, &touched, &failure);
+                let endings = targets
+                    .iter()
+                    .map(|target| target.ending(self.observe(target)));
+                Err(failure.told(purpose, targets, endings.collect()))
+            }
+        }
+    }
+
+    /// One step of all targets after the other: what shares memory must be locked before any of it is checkpointed, and
+    /// restored before any of it goes on.
+    fn forth(
+        &self,
+        purpose: Purpose,
+        targets: &mut [Target],
+        touched: &mut Vec<usize>,
+    ) -> Result<(), Failure> {
+        let locks_end = self.host.clock.monotonic() + self.limits.lock;
+        for action in [
+            Action::Lock,
+            Action::Checkpoint,
+            Action::Restore,
+            Action::Unlock,
+        ] {
+            for at in 0..targets.len() {
+                if !targets[at].steps.contains(&action) {
+                    continue;
+                }
+                self.go_on()?;
+                if !touched.contains(&at) {
+                    touched.push(at);
+                }
+                self.step(targets, at, action, locks_end)?;
+            }
+        }
+        // Who runs again is not taken away once more because somebody is impatient.
+        match purpose {
+            Purpose::Resume | Purpose::Only(Action::Unlock) | Purpose::Look => Ok(()),
+            Purpose::Suspend | Purpose::Only(_) => self.go_on(),
+        }
+    }
+
+    fn go_on(&self) -> Result<(), Failure> {
+        self.held
+            .asked_to_end()
+            .map_or(Ok(()), |signal| Err(Failure::Interrupted(signal)))
+    }
+
+    /// One step of one target. A call that reports an error may have done what it was to do all the same; a lock that the
+    /// driver does not vouch for is not built on (checkpoint-restore/criu#2469).
+    fn step(
+        &self,
+        targets: &mut [Target],
+        at: usize,
+        action: Action,
+        locks_end: Duration,
+    ) -> Result<(), Failure> {
+        let target = &targets[at];
+        let call = match action {
+            Action::Lock => {
+                let left = locks_end.saturating_sub(self.host.clock.monotonic());
+                // 0 would mean without end.
+                let timeout_ms = u32::try_from(left.as_millis()).unwrap_or(u32::MAX).max(1);
+                Call::Lock { timeout_ms }
+            }
+            Action::Checkpoint => Call::Checkpoint,
+            Action::Restore => Call::Restore(target.map.clone()),
+            Action::Unlock => Call::Unlock,
+        };
+        let mut outcome = self.call(target, &call);
+        let mut after = After::State(action.to());
+        if outcome.is_err() {
+            after = self.observe(target);
+            if action == Action::Unlock && after.is(ProcessState::LOCKED) {
+                outcome = self.call(target, &call);
+                after = self.observe(target);
+            }
+        }
+        match outcome {
+            Err(failure) if action == Action::Lock || !after.is(action.to()) => {
+                let code = failure.code();
+                Err(Failure::Step {
+                    target: at,
+                    action,
+                    map_refused: action == Action::Restore
+                        && targets[at].map.is_some()
+                        && after.is(ProcessState::CHECKPOINTED)
+                        && code.is_some_and(|code| REFUSALS.contains(&code)),
+                    reason: failure.reason,
+                    code,
+                })
+            }
+            _ => {
+                targets[at].is_moved |= action == Action::Restore && targets[at].map.is_some();
+                Ok(())
+            }
+        }
+    }
+
+    /// Undoes what was done, the last first.
+    fn back(&self, purpose: Purpose, targets: &mut [Target], touched: &[usize], failure: &Failure) {
+        let map_refused = matches!(
+            failure,
+            Failure::Step {
+                map_refused: true,
+                ..
+            }
+        );
+        for at in touched.iter().rev() {
+            let target = &mut targets[*at];
+            match purpose {
+                _ if map_refused => self.bring_home(target),
+                Purpose::Resume | Purpose::Only(Action::Restore) => {
+                    self.to_checkpointed(target);
+                }
+                Purpose::Suspend | Purpose::Only(Action::Lock | Action::Checkpoint) => {
+                    self.to_running(target);
+                }
+                Purpose::Only(Action::Unlock) | Purpose::Look => {}
+            }
+        }
+    }
+
+    /// Lets a process run on, from whatever state. A restore that the driver itself has refused is not asked for again:
+    /// after one that lacked memory every further one fails (NVIDIA/cuda-checkpoint#44).
+    fn to_running(&self, target: &Target) -> After {
+        let (mut unlocks, mut restores) = (0, 0);
+        let mut after = self.observe(target);
+        loop {
+            let outcome = match after {
+                // Where the driver does not tell, an unlock does no harm.
+                After::State(ProcessState::LOCKED) | After::Unknown if unlocks < 2 => {
+                    unlocks += 1;
+                    self.call(target, &Call::Unlock)
+                }
+                After::State(ProcessState::CHECKPOINTED) if restores < 2 => {
+                    restores += 1;
+                    self.call(target, &Call::Restore(None))
+                }
+                _ => return after,
+            };
+            if outcome.is_err_and(|refusal| refusal.code().is_some()) {
+                restores = 2;
+            }
+            after = self.observe(target);
+        }
+    }
+
+    /// Takes a process back to where it was suspended. Where that fails it runs: nothing stays locked.
+    fn to_checkpointed(&self, target: &Target) -> After {
+        let mut after = self.observe(target);
+        for (action, call) in [
+            (
+                Action::Lock,
+                Call::Lock {
+                    timeout_ms: millis(self.limits.lock),
+                },
+            ),
+            (Action::Checkpoint, Call::Checkpoint),
+        ] {
+            if after.is(action.from()) {
+                // What it was worth the state says.
+                let _ = self.call(target, &call);
+                after = self.observe(target);
+            }
+        }
+        match after {
+            After::State(ProcessState::CHECKPOINTED) => after,
+            _ => self.to_running(target),
+        }
+    }
+
+    /// Lets a process run where it was before it was to be moved.
+    fn bring_home(&self, target: &mut Target) {
+        let map = target.map.as_ref().filter(|_| target.is_moved);
+        if let Some(way_back) = map.map(GpuMap::inverse) {
+            let at_hand = self.to_checkpointed(target);
+            let restored = at_hand.is(ProcessState::CHECKPOINTED)
+                && self.call(target, &Call::Restore(Some(way_back))).is_ok();
+            target.is_moved = !restored;
+        }
+        self.to_running(target);
+    }
+
+    /// In which state a process is, whatever was said of it. Asked again a few times, since so much depends on it.
+    fn observe(&self, target: &Target) -> After {
+        let limit = QUICK.min(self.limits.deadline);
+        let look = || {
+            process::still_running(self.host, target.id)?;
+            let asked = self.caller.call(target.id.pid, &Call::State, limit);
+            Some(asked.map_or(After::Unknown, |state| After::State(ProcessState(state))))
+        };
+        let mut tries = 0;
+        let settled = self.host.wait_for(SETTLING.min(self.limits.deadline), || {
+            tries += 1;
+            match look() {
+                None => Some(After::Gone),
+                Some(After::Unknown) => (tries >= 3).then_some(After::Unknown),
+                Some(After::State(ProcessState::CHECKPOINTING | ProcessState::RESTORING)) => None,
+                Some(after) => Some(after),
+            }
+        });
+        settled.or_else(look).unwrap_or(After::Gone)
+    }
+
+    fn call(&self, target: &Target, call: &Call) -> Result<(), Refusal> {
+        if process::still_running(self.host, target.id).is_none() {
+            return Err(Refusal::of("it has ended".to_owned()));
+        }
+        let limit = match call {
+            Call::Lock { timeout_ms } => {
+                Duration::from_millis((*timeout_ms).into()) + GRACE.min(self.limits.deadline)
+            }
+            _ => self.limits.deadline,
+        };
+        let outcome = self.caller.call(target.id.pid, call, limit);
+        outcome.map(drop).map_err(|failure| Refusal {
+            code: match &failure {
+                DriverFailure::Call { code, .. } => Some(*code),
+                _ => None,
+            },
+            reason: match process::still_running(self.host, target.id) {
+                Some(_) => failure.to_string(),
+                None => format!("it ended meanwhile: {failure}"),
+            },
+        })
+    }
+}
+
+/// `CUresult`s with which a driver turns a map down: INVALID_VALUE, INVALID_DEVICE, NOT_SUPPORTED.
+const REFUSALS: [u32; 3] = [1, 101, 801];
+
+/// Why a call failed.
+struct Refusal {
+    reason: String,
+    /// The driver's own number; none where it did not get as far as that.
+    code: Option<u32>,
+}
+
+impl Refusal {
+    fn of(reason: String) -> Self {
+        Self { reason, code: None }
+    }
+
+    fn code(&self) -> Option<u32> {
+        self.code
+    }
+}
+
+fn millis(time: Duration) -> u32 {
+    u32::try_from(time.as_millis()).unwrap_or(u32::MAX).max(1)
+}
+
+impl Target {
+    fn ending(&self, after: After) -> Ending {
+        Ending {
+            pid: self.id.pid,
+            before: self.before,
+            after,
+        }
+    }
+}
+
+impl Failure {
+    fn told(self, purpose: Purpose, targets: &[Target], endings: Vec<Ending>) -> CheckpointFailure {
+        let doing = purpose.word();
+        match self {
+            Self::Interrupted(signal) => CheckpointFailure::Interrupted {
+                doing,
+                signal,
+                endings,
+            },
+            Self::Step {
+                target,
+                reason,
+                map_refused: true,
+                ..
+            } => CheckpointFailure::NotMoved {
+                pid: targets[target].id.pid,
+                reason,
+                endings,
+            },
+            Self::Step {
+                target,
+                action,
+                reason,
+                code,
+                ..
+            } => CheckpointFailure::Step {
+                doing,
+                pid: targets[target].id.pid,
+                action,
+                reason,
+                code,
+                endings,
+            },
+        }
+    }
+}

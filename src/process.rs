@@ -180,7 +180,10 @@ pub fn is_frozen(host: &Host, pid: i32) -> bool {
     groups.lines().any(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
         match (parts.next(), parts.next()) {
-            (Some(""), Some(path)) => says(format!("{CGROUPS}{path}/cgroup.events"), "frozen 1"),
+            // Beside cgroups of version 1 those of version 2 are mounted one level down.
+            (Some(""), Some(path)) => ["", "/unified"]
+                .into_iter()
+                .any(|mount| says(format!("{CGROUPS}{mount}{path}/cgroup.events"), "frozen 1")),
             (Some("freezer"), Some(path)) => {
                 says(format!("{CGROUPS}/freezer{path}/freezer.state"), "FROZEN")
             }

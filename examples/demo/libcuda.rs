@@ -15,8 +15,8 @@
 //!
 //! `:PID` is only for this process; `#N` is only the Nth such call in `calls`, over all callers. WHAT is a number, the
 //! result of a call that did nothing; `done-NUMBER`, its result although it was carried out; `hang` or `crash`, of the
-//! caller, and `done-hang` or `done-crash`, after it was carried out. The rest answer 304: `die` kills the process,
-//! `failed` and `to-NUMBER` give it that state.
+//! caller, and `done-hang` or `done-crash`, after it was carried out. `slow` waits for a file `go` and is then carried
+//! out. The rest answer 304: `die` kills the process, `failed` and `to-NUMBER` give it that state.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::fs::{self, OpenOptions};
@@ -295,6 +295,10 @@ fn call(name: &str, pid: Option<c_int>, words: &str, act: impl FnOnce() -> u32) 
         fault(&stage, &calls, name, pid)
     });
     let Some(fault) = fault else { return act() };
+    if fault == "slow" {
+        wait_for_go();
+        return act();
+    }
     let what = match fault.strip_prefix("done-") {
         Some(what) => {
             act();
@@ -318,6 +322,12 @@ fn call(name: &str, pid: Option<c_int>, words: &str, act: impl FnOnce() -> u32) 
         (None, _) => {}
     }
     304
+}
+
+fn wait_for_go() {
+    while stage().is_some_and(|stage| stage.exists() && !stage.join("go").exists()) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 fn number(text: &str) -> u32 {

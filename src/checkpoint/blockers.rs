@@ -380,7 +380,7 @@ fn wrong_state(purpose: Purpose, state: ProcessState, pid: i32) -> (String, Stri
         }
         (Purpose::Only(action), state) => {
             format!(
-                "pid {pid} is {state}, and a {} needs it {}",
+                "pid {pid} is {state}; to {} it, it must be {}",
                 action.word(),
                 action.from()
             )

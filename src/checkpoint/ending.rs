@@ -43,9 +43,10 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Whether it is as it was.
-    pub fn is_as_before(&self) -> bool {
-        self.after.is(self.before)
+    /// Whether it is as it was, and can stay so.
+    pub fn is_well(&self) -> bool {
+        let can_stay = [ProcessState::RUNNING, ProcessState::CHECKPOINTED].contains(&self.before);
+        can_stay && self.after.is(self.before)
     }
 
     /// In a sentence.

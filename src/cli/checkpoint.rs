@@ -10,7 +10,7 @@ use crate::checkpoint::{Call, GpuMap, GpuName, GpuPair, NamedPair};
 #[derive(Debug, Args)]
 pub struct CheckpointArgs {
     /// Print JSON
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 99)]
     pub json: bool,
     /// What is done with the processes.
     #[command(subcommand)]

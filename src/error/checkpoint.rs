@@ -89,11 +89,9 @@ fn pids(pids: &[i32]) -> String {
 }
 
 impl CheckpointFailure {
-    /// The processes that are not as they were.
+    /// The processes that are not as they were, or that cannot stay as they are.
     pub fn left(&self) -> impl Iterator<Item = &Ending> {
-        self.endings()
-            .iter()
-            .filter(|ending| !ending.is_as_before())
+        self.endings().iter().filter(|ending| !ending.is_well())
     }
 
     /// How the processes came out, where they were touched.

@@ -171,26 +171,31 @@ impl Work<'_> {
         }
     }
 
-    /// Undoes what was done, the last first.
+    /// Undoes what was done, the last first. Where a map is refused, all run where they were: who has not been asked for
+    /// yet comes back with the others.
     fn back(&self, purpose: Purpose, targets: &mut [Target], touched: &[usize], failure: &Failure) {
-        let map_refused = matches!(
-            failure,
-            Failure::Step {
-                map_refused: true,
-                ..
+        if let Failure::Step {
+            map_refused: true, ..
+        } = failure
+        {
+            for target in targets
+                .iter_mut()
+                .rev()
+                .filter(|target| !target.steps.is_empty())
+            {
+                self.bring_home(target);
             }
-        );
-        for at in touched.iter().rev() {
-            let target = &mut targets[*at];
+            return;
+        }
+        for target in touched.iter().rev().map(|at| &targets[*at]) {
             match purpose {
-                _ if map_refused => self.bring_home(target),
-                Purpose::Resume | Purpose::Only(Action::Restore) => {
+                Purpose::Only(Action::Unlock) | Purpose::Look => {}
+                _ if target.before == ProcessState::CHECKPOINTED => {
                     self.to_checkpointed(target);
                 }
-                Purpose::Suspend | Purpose::Only(Action::Lock | Action::Checkpoint) => {
+                _ => {
                     self.to_running(target);
                 }
-                Purpose::Only(Action::Unlock) | Purpose::Look => {}
             }
         }
     }

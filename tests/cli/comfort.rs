@@ -397,9 +397,16 @@ fn the_manual_page_has_every_command_with_its_flags_and_none_that_is_hidden() {
     }
     shown.retain(|command| !command.ends_with(" help"));
     assert_eq!(titles, shown);
-    for command in shown {
+    let section_of = |command: &str| {
         let (_, section) = commands.split_once(&format!(".SS {command}\n")).unwrap();
-        let section = section.split("\n.S").next().unwrap();
+        section.split("\n.S").next().unwrap()
+    };
+    for command in shown {
+        // What every verb takes stands in the section of its command.
+        let section = match command.split_once(' ') {
+            Some((above, _)) => section_of(above).to_owned() + section_of(&command),
+            None => section_of(&command).to_owned(),
+        };
         let words = command.split(' ').chain(["--help"]);
         let help = machine.run(words).succeeds().text();
         let (_, flags) = help.split_once("\nOptions:\n").unwrap();

@@ -8,6 +8,8 @@ mod support;
 
 mod args;
 mod bound;
+mod checkpoint;
+mod checkpoint_faults;
 mod checks;
 mod comfort;
 mod cpus;

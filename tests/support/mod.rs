@@ -220,9 +220,14 @@ impl Sandbox {
 
     /// The checkpoint calls and cuInits since the last time, with their pids. Faults count from here anew.
     pub fn cuda_calls(&self) -> String {
-        let path = self.path("cuda/calls");
-        let calls = fs::read_to_string(&path).unwrap_or_default();
-        let _ = fs::remove_file(path);
+        let calls = self.cuda_calls_so_far();
+        let _ = fs::remove_file(self.path("cuda/calls"));
+        calls
+    }
+
+    /// Likewise, and they stay.
+    pub fn cuda_calls_so_far(&self) -> String {
+        let calls = fs::read_to_string(self.path("cuda/calls")).unwrap_or_default();
         self.normal(&calls)
     }
 
@@ -298,7 +303,8 @@ impl Sandbox {
         let before = self.daemons();
         self.sh(&format!(
             "mkdir -p {pipe} {log}
-             CUDA_MPS_PIPE_DIRECTORY=$PWD/{pipe} CUDA_MPS_LOG_DIRECTORY=$PWD/{log} \"$CONTROL\" -d"
+             # The stand-in that becomes the daemon looks for its conduct where it finds itself.
+             PATH=$PATH:$S/bin CUDA_MPS_PIPE_DIRECTORY=$PWD/{pipe} CUDA_MPS_LOG_DIRECTORY=$PWD/{log} \"$CONTROL\" -d"
         ));
         let mut daemons = self.daemons();
         daemons.retain(|pid| !before.contains(pid));

@@ -46,7 +46,7 @@ pub(crate) const ROWS: &[Row] = &[
 
 /// The ways in which a call fails on a full, a read-only and a broken disk, on a network file system without locks, and
 /// where no process can be made.
-fn errors(world: &World, call: &Call) -> &'static [&'static str] {
+pub(crate) fn errors(world: &World, call: &Call) -> &'static [&'static str] {
     let ours = [world.machine.path("h"), world.machine.path("t")];
     let is_ours = ours
         .iter()

@@ -16,6 +16,7 @@ mod disk;
 mod killed;
 mod races;
 mod surroundings;
+mod suspended;
 mod trace;
 mod world;
 
@@ -118,7 +119,15 @@ fn main() -> ExitCode {
     for (number, (driver_name, driver)) in drivers().into_iter().enumerate() {
         let mut rows: Vec<Row> = races::ROWS.to_vec();
         if number == 0 || nightly() {
-            rows.extend([killed::ROWS, disk::ROWS, surroundings::ROWS].concat());
+            rows.extend(
+                [
+                    killed::ROWS,
+                    disk::ROWS,
+                    surroundings::ROWS,
+                    suspended::ROWS,
+                ]
+                .concat(),
+            );
         }
         // 555 is for the long run.
         if driver_name == "555" && !nightly() {

@@ -381,3 +381,83 @@ pub fn terminate_ourselves() {
     // To the process and not to the thread, so that whoever waits for signals sees it. Signalling oneself cannot fail.
     let _ = nix::sys::signal::kill(nix::unistd::getpid(), nix::sys::signal::Signal::SIGTERM);
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::fake;
+
+    const PID: i32 = 42;
+
+    fn with(files: &[(&str, &str)]) -> (tempfile::TempDir, Host) {
+        let root = tempfile::tempdir().unwrap();
+        fake::write(root.path(), files);
+        let host = fake::host(root.path(), Vec::new());
+        (root, host)
+    }
+
+    #[test]
+    fn a_cgroup_of_either_version_may_be_frozen() {
+        for (groups, file, text, expected) in [
+            (
+                "0::/a/b\n",
+                "/sys/fs/cgroup/a/b/cgroup.events",
+                "populated 1\nfrozen 1\n",
+                true,
+            ),
+            (
+                "0::/a/b\n",
+                "/sys/fs/cgroup/a/b/cgroup.events",
+                "populated 1\nfrozen 0\n",
+                false,
+            ),
+            (
+                "0::/a\n",
+                "/sys/fs/cgroup/unified/a/cgroup.events",
+                "frozen 1\n",
+                true,
+            ),
+            (
+                "7:freezer:/a\n0::/\n",
+                "/sys/fs/cgroup/freezer/a/freezer.state",
+                "FROZEN\n",
+                true,
+            ),
+            (
+                "7:freezer:/a\n0::/\n",
+                "/sys/fs/cgroup/freezer/a/freezer.state",
+                "THAWED\n",
+                false,
+            ),
+            (
+                "7:cpu,cpuacct:/a\n",
+                "/sys/fs/cgroup/freezer/a/freezer.state",
+                "FROZEN\n",
+                false,
+            ),
+            // The path of another namespace, which is not mounted here.
+            ("0::/../../x\n", "/proc/42/comm", "", false),
+        ] {
+            let (_root, host) = with(&[("/proc/42/cgroup", groups), (file, text)]);
+            assert_eq!(is_frozen(&host, PID), expected, "{groups} {text}");
+        }
+        let (_root, host) = with(&[]);
+        assert!(!is_frozen(&host, PID));
+    }
+
+    #[test]
+    fn a_capability_lets_one_act_on_the_processes_of_others() {
+        let status = |effective: &str| format!("Name:\tx\nCapEff:\t{effective}\n");
+        for (effective, expected) in [
+            ("0000000000080000", true),
+            ("ffffffffffffffff", true),
+            ("0000000000040000", false),
+        ] {
+            let (_root, host) = with(&[("/proc/self/status", &status(effective))]);
+            assert_eq!(may_trace(&host, host.uid + 1), expected, "{effective}");
+            assert!(may_trace(&host, host.uid));
+        }
+        let (_root, host) = with(&[]);
+        assert!(!may_trace(&host, host.uid + 1));
+    }
+}

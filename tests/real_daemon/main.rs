@@ -8,6 +8,7 @@
 mod support;
 
 mod bounded_stop;
+mod checkpoint;
 mod lifecycle;
 mod run;
 mod surroundings;
@@ -36,9 +37,14 @@ impl Driver {
         support::Sandbox::with_real_control(&self.directory, 1)
     }
 
+    /// Its branch.
+    pub(crate) fn name(&self) -> &str {
+        self.directory.file_name().unwrap().to_str().unwrap()
+    }
+
     /// Whether this driver's daemon writes a pid file.
     pub(crate) fn writes_pid_file(&self) -> bool {
-        !self.directory.ends_with("535")
+        self.name() != "535"
     }
 }
 
@@ -56,6 +62,7 @@ fn main() -> ExitCode {
         std::env::var_os("UNI_CUMPS_REAL_DAEMON").is_some_and(|value| value == "required");
     let tests: Vec<Test> = [
         bounded_stop::TESTS,
+        checkpoint::TESTS,
         lifecycle::TESTS,
         run::TESTS,
         surroundings::TESTS,

@@ -2,6 +2,7 @@
 
 use super::{Action, GpuMap, ProcessState, Share, memory_of};
 use crate::gpu::GpuUuid;
+use crate::record::ProcessId;
 
 /// What a command is about to do with processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,8 +96,10 @@ pub enum Clientship {
 pub struct Subject {
     /// As it was typed.
     pub pid: i32,
-    /// Whether a process or a thread of that number runs.
-    pub runs: bool,
+    /// The process, or the thread, of that number; none if none runs.
+    pub process: Option<ProcessId>,
+    /// The file name of its program.
+    pub program: String,
     /// The process that it is a thread of, where that is another one.
     pub thread_of: Option<i32>,
     /// Its user.
@@ -281,7 +284,7 @@ fn process(verdict: &mut Verdict, subject: &Subject) -> bool {
     let pid = subject.pid;
     let before = verdict.blockers.len();
     let mut block = |id, what, remedy: String| verdict.block(Some(pid), id, what, remedy);
-    if !subject.runs {
+    if subject.process.is_none() {
         block(
             "no-such-process",
             format!("no process with pid {pid} runs"),

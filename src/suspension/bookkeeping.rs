@@ -41,48 +41,64 @@ pub(super) fn lock<'l>(
     Ok(Some(locked))
 }
 
-/// Writes down, before they are touched, who is about to be taken away.
+/// Writes down, before they are touched, who is about to be taken away; all of them or none.
 pub(super) fn remember(
     host: &Host,
     locked: &LockedLedger<'_>,
     subjects: &[Subject],
     targets: &[Target],
 ) -> Result<(), Error> {
-    let now = host
-        .clock
-        .now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap_or_default();
-    for target in targets.iter().filter(|target| !target.steps.is_empty()) {
-        let known = locked.entry(target.id);
-        let is_known = known.is_some();
-        let mut entry = known.unwrap_or_else(|| Suspended {
+    let now = host.clock.now().duration_since(UNIX_EPOCH);
+    let away = |target: &&Target| !target.steps.is_empty();
+    for target in targets.iter().filter(away) {
+        let subject = subjects.iter().find(|subject| subject.pid == target.id.pid);
+        let listed = subject.map(|subject| subject.shares.clone());
+        let entry = Suspended {
             process: target.id,
-            uid: 0,
+            uid: subject.map_or(host.uid, |subject| subject.uid),
             place: process::place(host),
             program: target.program.clone(),
-            gpus: Vec::new(),
-            suspended_at: now.as_secs_f64(),
+            gpus: listed.unwrap_or_default(),
+            suspended_at: now.as_ref().map_or(0.0, |now| now.as_secs_f64()),
             unknown: Map::new(),
-        });
-        let subject = subjects.iter().find(|subject| subject.pid == target.id.pid);
-        if let Some(subject) = subject {
-            entry.uid = subject.uid;
-            if !is_known || !subject.shares.is_empty() {
-                entry.gpus = subject.shares.clone();
+        };
+        let entry = match locked.entry(target.id) {
+            // What it had is known from before, where it is not listed any more.
+            Some(known) => Suspended {
+                gpus: entry.gpus,
+                ..known
+            },
+            None => entry,
+        };
+        if let Err(error) = locked.put(&entry) {
+            for target in targets.iter().filter(away) {
+                if target.before == ProcessState::RUNNING {
+                    // Best effort: it goes at the latest when the process has ended.
+                    let _ = locked.remove(target.id);
+                }
             }
+            return Err(error);
         }
-        locked.put(&entry)?;
     }
     Ok(())
 }
 
 /// Brings the ledger up to date: who runs, or has ended, is not away.
 pub(super) fn settle(
+    ui: &mut Ui<'_>,
     locked: &LockedLedger<'_>,
-    target: &Target,
-    ending: &Ending,
-) -> Result<(), Error> {
+    targets: &[Target],
+    endings: &[Ending],
+) {
+    for (target, ending) in targets.iter().zip(endings) {
+        if let Err(error) = settle_one(locked, target, ending) {
+            let pid = ending.pid;
+            ui.note(format!("the ledger still tells of pid {pid}: {error}"));
+        }
+    }
+}
+
+fn settle_one(locked: &LockedLedger<'_>, target: &Target, ending: &Ending) -> Result<(), Error> {
     let is_away = match ending.after {
         After::State(state) => state != ProcessState::RUNNING,
         After::Gone => false,

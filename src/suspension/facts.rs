@@ -111,7 +111,8 @@ impl Gatherer<'_> {
         let remembered = || Some(self.ledger?.entry(running?.id)?.gpus);
         Subject {
             pid,
-            runs: running.is_some(),
+            process: running.map(|process| process.id),
+            program: process::program_name(host, pid).unwrap_or_default(),
             thread_of: leader,
             uid,
             is_ours,
@@ -152,7 +153,10 @@ impl Gatherer<'_> {
             return Ok(());
         }
         let gpus = nvidia_smi::discover(self.host)?.gpus;
-        for subject in subjects.iter_mut().filter(|subject| subject.runs) {
+        for subject in subjects
+            .iter_mut()
+            .filter(|subject| subject.process.is_some())
+        {
             subject.map = map_of(subject, destination, &gpus)?;
         }
         Ok(())
@@ -181,7 +185,8 @@ impl Gatherer<'_> {
         for pipe in pipes {
             let socket = mps::control_socket(host, &pipe);
             let answer = match socket {
-                Socket::Absent | Socket::Orphan => continue,
+                // What is closed to us is closed to a process of ours.
+                Socket::Absent | Socket::Orphan | Socket::Hidden(_) | Socket::Other(_) => continue,
                 _ => Control::find(host, &pipe, &pipe)
                     .map(|control| attachment::clients_of(&control, QUICK)),
             };

@@ -103,21 +103,10 @@ pub fn carry_out(host: &Host, ui: &mut Ui<'_>, order: &Order<'_>) -> Result<Vec<
         caller: &caller,
         ledger: ledger.as_ref(),
     };
-    let (subjects, machine) = gatherer.all(&order)?;
-    let verdict = judge(order.purpose, &subjects, &machine, order.force);
-    for note in &verdict.notes {
-        ui.note(note);
-    }
-    if !verdict.blockers.is_empty() {
-        return Err(CheckpointFailure::Blocked {
-            doing: order.purpose.word(),
-            blockers: verdict.blockers,
-        }
-        .into());
-    }
+    let subjects = unhindered(ui, &gatherer, &order)?;
     let mut targets: Vec<Target> = subjects
         .iter()
-        .filter_map(|subject| target(host, order.purpose, subject))
+        .filter_map(|subject| Target::of(subject, order.purpose))
         .collect();
     // Between this and the end a signal waits for the end of a step.
     let held = hold_every_signal();
@@ -130,19 +119,14 @@ pub fn carry_out(host: &Host, ui: &mut Ui<'_>, order: &Order<'_>) -> Result<Vec<
         limits: order.limits,
         held: &held,
     };
-    let doing = format!("{}: pid {}", order.purpose.word(), list(&pids));
-    let result = ui.waiting(&doing, || work.carry_out(order.purpose, &mut targets));
+    let waiting = format!("waiting for the driver to {}", order.purpose.word());
+    let result = ui.waiting(&waiting, || work.carry_out(order.purpose, &mut targets));
     let endings = match &result {
         Ok(endings) => endings.as_slice(),
         Err(failure) => failure.endings(),
     };
     if let Some(locked) = &locked {
-        for (target, ending) in targets.iter().zip(endings) {
-            if let Err(error) = bookkeeping::settle(locked, target, ending) {
-                let pid = ending.pid;
-                ui.note(format!("the ledger still tells of pid {pid}: {error}"));
-            }
-        }
+        bookkeeping::settle(ui, locked, &targets, endings);
     }
     let outcome = |(target, ending): (&Target, &Ending)| Outcome {
         ending: *ending,
@@ -152,21 +136,25 @@ pub fn carry_out(host: &Host, ui: &mut Ui<'_>, order: &Order<'_>) -> Result<Vec<
     Ok(targets.iter().zip(&result?).map(outcome).collect())
 }
 
-fn list(pids: &[i32]) -> String {
-    let words: Vec<String> = pids.iter().map(ToString::to_string).collect();
-    words.join(", ")
-}
-
-fn target(host: &Host, purpose: Purpose, subject: &Subject) -> Option<Target> {
-    let before = subject.state()?;
-    Some(Target {
-        id: process::running(host, subject.pid)?.id,
-        program: process::program_name(host, subject.pid).unwrap_or_default(),
-        before,
-        steps: purpose.steps(before)?,
-        map: subject.map.clone(),
-        is_moved: false,
-    })
+/// The processes, if nothing stands in the way of what is asked for.
+fn unhindered(
+    ui: &mut Ui<'_>,
+    gatherer: &Gatherer<'_>,
+    order: &Order<'_>,
+) -> Result<Vec<Subject>, Error> {
+    let (subjects, machine) = gatherer.all(order)?;
+    let verdict = judge(order.purpose, &subjects, &machine, order.force);
+    for note in &verdict.notes {
+        ui.note(note);
+    }
+    if verdict.blockers.is_empty() {
+        return Ok(subjects);
+    }
+    Err(CheckpointFailure::Blocked {
+        doing: order.purpose.word(),
+        blockers: verdict.blockers,
+    }
+    .into())
 }
 
 /// What a process has where it is now.

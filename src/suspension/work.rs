@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use super::facts::QUICK;
-use crate::checkpoint::{Action, After, Call, Ending, GpuMap, Limits, ProcessState, Purpose};
+use crate::checkpoint::{
+    Action, After, Call, Ending, GpuMap, Limits, ProcessState, Purpose, Subject,
+};
 use crate::driver::{Caller, DriverFailure};
 use crate::error::CheckpointFailure;
 use crate::host::Host;
@@ -331,6 +333,19 @@ fn millis(time: Duration) -> u32 {
 }
 
 impl Target {
+    /// What is to be done with a process; nothing if nothing leads to where it is to be.
+    pub(super) fn of(subject: &Subject, purpose: Purpose) -> Option<Self> {
+        let before = subject.state()?;
+        Some(Self {
+            id: subject.process?,
+            program: subject.program.clone(),
+            before,
+            steps: purpose.steps(before)?,
+            map: subject.map.clone(),
+            is_moved: false,
+        })
+    }
+
     fn ending(&self, after: After) -> Ending {
         Ending {
             pid: self.id.pid,

@@ -92,7 +92,7 @@ impl Scene {
             binary.ends_with(name) && !name.is_empty()
         };
         wait_until("no call is in progress", || {
-            !self.machine().processes().iter().any(|pid| is_ours(pid))
+            !self.machine().processes().iter().any(is_ours)
         });
     }
 

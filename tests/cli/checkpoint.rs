@@ -1067,8 +1067,8 @@ fn completion_offers_the_suspended_processes() {
 }
 
 /// Starts a suspension whose checkpoint waits, and comes back when it does.
-fn in_the_middle<'s>(
-    machine: &'s Sandbox,
+fn in_the_middle(
+    machine: &Sandbox,
     words: &[&str],
     targets: &[&Sleeper],
     slow: &str,

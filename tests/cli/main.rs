@@ -9,7 +9,6 @@ mod support;
 mod args;
 mod bound;
 mod checkpoint;
-mod checkpoint_faults;
 mod checks;
 mod comfort;
 mod cpus;

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::checkpoint::{CHECKPOINTED, LOCKED, RUNNING, acts, checkpoint, entries, target, uses};
+use super::{CHECKPOINTED, LOCKED, RUNNING, acts, checkpoint, entries, target, uses};
 use crate::support::{Sandbox, Sleeper, U0, is_running};
 
 /// How a call goes wrong.

@@ -119,7 +119,8 @@ pub fn carry_out(host: &Host, ui: &mut Ui<'_>, order: &Order<'_>) -> Result<Vec<
         limits: order.limits,
         held: &held,
     };
-    let waiting = format!("waiting for the driver to {}", order.purpose.word());
+    let doing = order.purpose.word();
+    let waiting = format!("waiting for the driver to {doing}; Ctrl-C undoes it after this step");
     let result = ui.waiting(&waiting, || work.carry_out(order.purpose, &mut targets));
     let endings = match &result {
         Ok(endings) => endings.as_slice(),

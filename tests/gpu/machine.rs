@@ -14,12 +14,14 @@ use crate::Outcome;
 
 /// How long one call of uni-cumps may take: CUDA may have to wake up every GPU first.
 const LIMIT: Duration = Duration::from_secs(90);
+/// How long uni-cumps waits for a call of the driver, so that it can still repair what hangs within `LIMIT`.
+const DEADLINE: &str = "30";
 
 pub(crate) struct Machine(tempfile::TempDir);
 
 impl Machine {
     /// Without a daemon.
-    fn new() -> Result<Self, Failed> {
+    pub(crate) fn new() -> Result<Self, Failed> {
         // In /tmp whatever TMPDIR says: a socket's path must be short.
         let directory = tempfile::Builder::new()
             .prefix("uc-gpu-")
@@ -41,7 +43,7 @@ impl Machine {
     }
 
     /// A program in an environment from which no daemon can be reached, and in which GPU 0 is nvidia-smi's.
-    fn program(&self, program: &Path) -> Command {
+    pub(crate) fn program(&self, program: &Path) -> Command {
         let mut command = Command::new(program);
         command
             .env("HOME", self.0.path())
@@ -73,6 +75,28 @@ impl Machine {
         };
         Ok(variables.iter().map(pair).collect())
     }
+
+    /// `checkpoint` with a verb and its arguments, which must come to this exit status. What it printed.
+    pub(crate) fn checkpoint(&self, status: i32, args: &[&str]) -> Result<Value, Failed> {
+        let output = self.checkpoint_output(args)?;
+        expect(output.status.code() == Some(status), &output)?;
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
+    pub(crate) fn checkpoint_output(&self, args: &[&str]) -> Result<Output, Failed> {
+        let mut words = vec!["checkpoint", "--json"];
+        words.extend(args);
+        if !["check", "state", "restore-thread"].contains(&args[0]) {
+            words.extend(["--deadline", DEADLINE]);
+        }
+        self.run(&words)
+    }
+
+    /// In which state a process is.
+    pub(crate) fn state(&self, pid: &str) -> Result<String, Failed> {
+        let states = self.checkpoint(0, &["state", "--pid", pid])?;
+        text(&states["processes"][0]["state"])
+    }
 }
 
 impl Drop for Machine {
@@ -85,6 +109,12 @@ impl Drop for Machine {
 fn uni_cumps() -> PathBuf {
     let named = std::env::var_os("UNI_CUMPS_BIN").map(PathBuf::from);
     named.unwrap_or_else(|| env!("CARGO_BIN_EXE_uni-cumps").into())
+}
+
+/// A text of an answer in JSON.
+pub(crate) fn text(value: &Value) -> Result<String, Failed> {
+    let text = value.as_str().ok_or_else(|| format!("{value} is no text"));
+    Ok(text?.to_owned())
 }
 
 /// Fails with all that a call has printed, unless the condition holds.
@@ -137,7 +167,7 @@ fn read(mut file: File) -> Result<Vec<u8>, Failed> {
 }
 
 /// How a child came to its end, if it did so in time.
-fn ended(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>, Failed> {
+pub(crate) fn ended(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>, Failed> {
     let deadline = Instant::now() + limit;
     loop {
         let status = child.try_wait()?;
@@ -146,4 +176,20 @@ fn ended(child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>, Faile
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Looks again and again until something is so.
+pub(crate) fn wait_until(
+    what: &str,
+    limit: Duration,
+    mut condition: impl FnMut() -> Result<bool, Failed>,
+) -> Outcome {
+    let deadline = Instant::now() + limit;
+    while !condition()? {
+        if Instant::now() > deadline {
+            return Err(format!("waited {limit:?} in vain until {what}").into());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
 }

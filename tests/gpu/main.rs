@@ -2,9 +2,14 @@
 //! ignored, with the reason on the last lines.
 //!
 //! They need no compiler: on a machine without Rust, run the built test binary with `UNI_CUMPS_BIN` naming the built
-//! `uni-cumps`.
+//! `uni-cumps`. The programs that compute on the GPU are the test binary itself, called with a variable.
 
+mod checkpoint;
 mod machine;
+mod moments;
+mod pattern;
+mod program;
+mod running;
 mod sharing;
 mod surroundings;
 
@@ -24,6 +29,9 @@ struct Group {
 }
 
 fn main() -> ExitCode {
+    if let Some(seed) = program::asked() {
+        return program::run(seed);
+    }
     let mut arguments = Arguments::from_args();
     // They share one GPU and look at its memory.
     arguments.test_threads.get_or_insert(1);
@@ -43,11 +51,32 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-fn groups() -> [Group; 1] {
-    let daemon = surroundings::no_gpu().or_else(surroundings::no_daemon);
-    [Group {
-        what: "the tests of programs that share a GPU",
-        tests: sharing::TESTS.to_vec(),
-        missing: daemon,
-    }]
+fn groups() -> [Group; 4] {
+    let gpu = surroundings::no_gpu();
+    let daemon = gpu.clone().or_else(surroundings::no_daemon);
+    let checkpoint = gpu.or_else(surroundings::no_checkpoint);
+    let both = daemon.clone().or_else(|| checkpoint.clone());
+    let group = |what, tests: &[&[Test]], missing| Group {
+        what,
+        tests: tests.concat(),
+        missing,
+    };
+    [
+        group("the arithmetic", &[pattern::TESTS], None),
+        group(
+            "the tests of programs that share a GPU",
+            &[sharing::TESTS],
+            daemon,
+        ),
+        group(
+            "the tests of checkpoints",
+            &[checkpoint::TESTS, moments::TESTS],
+            checkpoint,
+        ),
+        group(
+            "the test of a checkpoint of a program that shares a GPU",
+            &[sharing::CHECKPOINT_TESTS],
+            both,
+        ),
+    ]
 }

@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use crate::machine::{Machine, expect, within};
+use crate::running::Program;
 use crate::{Outcome, Test};
 
 pub(crate) const TESTS: &[Test] = &[
@@ -15,6 +16,11 @@ pub(crate) const TESTS: &[Test] = &[
         a_pair_on_the_gpu_is_validated,
     ),
 ];
+
+pub(crate) const CHECKPOINT_TESTS: &[Test] = &[(
+    "a_client_of_the_daemon_is_not_suspended",
+    a_client_of_the_daemon_is_not_suspended,
+)];
 
 fn the_probe_is_a_client_of_the_daemon() -> Outcome {
     let machine = Machine::start()?;
@@ -44,4 +50,21 @@ fn a_pair_on_the_gpu_is_validated() -> Outcome {
     let output = within(std::time::Duration::from_secs(90), command)?;
     let evidence: Value = serde_json::from_slice(&output.stdout)?;
     expect(evidence["validated"] == true, &output)
+}
+
+fn a_client_of_the_daemon_is_not_suspended() -> Outcome {
+    let machine = Machine::start()?;
+    let mut program = Program::client(&machine, 1)?;
+    program.step()?;
+    let found = machine.checkpoint(1, &["check", "--pid", program.pid()])?;
+    let blockers = found["blockers"].as_array().ok_or("no blockers")?;
+    let mut ids = blockers.iter().map(|blocker| &blocker["id"]);
+    if found["ready"] != false || !ids.any(|id| id == "mps-client") {
+        return Err(found.to_string().into());
+    }
+    let output = machine.checkpoint_output(&["suspend", "--pid", program.pid()])?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let is_refused = output.status.code() == Some(1) && said.contains("MPS client");
+    expect(is_refused, &output)?;
+    program.step()
 }

@@ -4,8 +4,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use libtest_mimic::Failed;
+use serde_json::Value;
 
-use crate::machine::within;
+use crate::machine::{Machine, within};
 
 /// Why there is no GPU.
 pub(crate) fn no_gpu() -> Option<String> {
@@ -20,6 +21,28 @@ pub(crate) fn no_daemon() -> Option<String> {
     no_program("nvidia-cuda-mps-control")
 }
 
+/// Why the driver cannot take a process off its GPU. It is asked about this process, which does not use CUDA: a driver that
+/// can says so.
+pub(crate) fn no_checkpoint() -> Option<String> {
+    let us = std::process::id().to_string();
+    let asked = || {
+        let output = Machine::new()?.checkpoint_output(&["state", "--pid", &us])?;
+        Ok::<Value, Failed>(serde_json::from_slice(&output.stdout)?)
+    };
+    match asked() {
+        Ok(answer) => {
+            let error = &answer["error"];
+            let is_missing = error["code"] == "driver-too-old" || error["code"] == "no-driver";
+            is_missing.then(|| {
+                error["message"]
+                    .as_str()
+                    .map_or_else(|| error.to_string(), str::to_owned)
+            })
+        }
+        Err(failed) => Some(failed.message().unwrap_or_default().to_owned()),
+    }
+}
+
 /// The rows that nvidia-smi prints, in their cells.
 fn smi(args: &[&str]) -> Result<Vec<Vec<String>>, Failed> {
     let mut command = Command::new("nvidia-smi");
@@ -29,6 +52,32 @@ fn smi(args: &[&str]) -> Result<Vec<Vec<String>>, Failed> {
     let text = String::from_utf8_lossy(&output.stdout);
     let cells = |row: &str| row.split(',').map(|cell| cell.trim().to_owned()).collect();
     Ok(text.lines().map(cells).collect())
+}
+
+/// One cell about the first GPU.
+fn of_first_gpu(field: &str) -> Result<String, Failed> {
+    let query = format!("--query-gpu={field}");
+    let rows = smi(&[&query, "--format=csv,noheader,nounits", "--id=0"])?;
+    let cell = rows.into_iter().flatten().next();
+    cell.ok_or_else(|| format!("nvidia-smi does not say {field}").into())
+}
+
+/// How much memory of the first GPU is in use, in MiB.
+pub(crate) fn used_mib() -> Result<u64, Failed> {
+    let cell = of_first_gpu("memory.used")?;
+    cell.parse()
+        .map_err(|_| format!("{cell} is no memory").into())
+}
+
+/// The GPUs on which nvidia-smi lists a process. In a container it may list none, or by other numbers.
+pub(crate) fn gpus_of(pid: &str) -> Result<Vec<String>, Failed> {
+    let rows = smi(&["--query-compute-apps=pid,gpu_uuid", "--format=csv,noheader"])?;
+    let pair = |row: Vec<String>| <[String; 2]>::try_from(row).ok();
+    let rows = rows.into_iter().filter_map(pair);
+    Ok(rows
+        .filter(|[listed, _]| listed == pid)
+        .map(|[_, gpu]| gpu)
+        .collect())
 }
 
 fn no_program(program: &str) -> Option<String> {

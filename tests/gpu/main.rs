@@ -8,6 +8,7 @@ mod checkpoint;
 mod machine;
 mod moments;
 mod pattern;
+mod places;
 mod program;
 mod running;
 mod sharing;
@@ -51,11 +52,14 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-fn groups() -> [Group; 4] {
+fn groups() -> [Group; 5] {
     let gpu = surroundings::no_gpu();
     let daemon = gpu.clone().or_else(surroundings::no_daemon);
     let checkpoint = gpu.or_else(surroundings::no_checkpoint);
     let both = daemon.clone().or_else(|| checkpoint.clone());
+    let another = checkpoint
+        .clone()
+        .or_else(|| surroundings::two_gpus().err());
     let group = |what, tests: &[&[Test]], missing| Group {
         what,
         tests: tests.concat(),
@@ -78,5 +82,6 @@ fn groups() -> [Group; 4] {
             &[sharing::CHECKPOINT_TESTS],
             both,
         ),
+        group("the test with another GPU", &[places::TESTS], another),
     ]
 }

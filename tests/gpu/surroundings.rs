@@ -8,6 +8,9 @@ use serde_json::Value;
 
 use crate::machine::{Machine, within};
 
+/// The branch of drivers that brought the restore on another GPU.
+const REMAP: u32 = 580;
+
 /// Why there is no GPU.
 pub(crate) fn no_gpu() -> Option<String> {
     no_program("nvidia-smi").or_else(|| match smi(&["-L"]) {
@@ -43,8 +46,36 @@ pub(crate) fn no_checkpoint() -> Option<String> {
     }
 }
 
+/// The UUIDs of the first GPU and of another one of its model, or why there are none.
+pub(crate) fn two_gpus() -> Result<[String; 2], String> {
+    let failed = |failed: Failed| failed.message().unwrap_or_default().to_owned();
+    let rows = smi(&[
+        "--query-gpu=driver_version,name,uuid,mig.mode.current",
+        "--format=csv,noheader",
+    ]);
+    let rows: Vec<[String; 4]> = rows
+        .map_err(failed)?
+        .into_iter()
+        .filter_map(|row| <[String; 4]>::try_from(row).ok())
+        .filter(|[_, _, _, mig]| mig != "Enabled")
+        .collect();
+    let [version, model, first, _] = rows.first().ok_or("nvidia-smi lists no GPU")?;
+    let branch = version
+        .split('.')
+        .next()
+        .and_then(|branch| branch.parse().ok());
+    if branch.is_none_or(|branch: u32| branch < REMAP) {
+        return Err(format!(
+            "the driver is {version}, and another GPU needs {REMAP}"
+        ));
+    }
+    let other = rows.iter().skip(1).find(|[_, name, _, _]| name == model);
+    let [_, _, other, _] = other.ok_or_else(|| format!("there is no second {model}"))?;
+    Ok([first.clone(), other.clone()])
+}
+
 /// The rows that nvidia-smi prints, in their cells.
-fn smi(args: &[&str]) -> Result<Vec<Vec<String>>, Failed> {
+pub(crate) fn smi(args: &[&str]) -> Result<Vec<Vec<String>>, Failed> {
     let mut command = Command::new("nvidia-smi");
     command.args(args);
     let output = within(Duration::from_secs(60), command)?;

@@ -184,14 +184,14 @@ fn two_programs_are_suspended_and_resumed_together() -> Outcome {
 }
 
 /// A process that does nothing; it ends with the test.
-struct Sleeper(Child);
+pub(crate) struct Sleeper(Child);
 
 impl Sleeper {
-    fn start() -> Result<Self, Failed> {
+    pub(crate) fn start() -> Result<Self, Failed> {
         Ok(Self(Command::new("sleep").arg("300").spawn()?))
     }
 
-    fn pid(&self) -> String {
+    pub(crate) fn pid(&self) -> String {
         self.0.id().to_string()
     }
 }

@@ -38,7 +38,7 @@ impl Machine {
         Ok(machine)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
@@ -106,7 +106,7 @@ impl Drop for Machine {
 }
 
 /// The binary under test.
-fn uni_cumps() -> PathBuf {
+pub(crate) fn uni_cumps() -> PathBuf {
     let named = std::env::var_os("UNI_CUMPS_BIN").map(PathBuf::from);
     named.unwrap_or_else(|| env!("CARGO_BIN_EXE_uni-cumps").into())
 }

@@ -5,6 +5,7 @@
 //! `uni-cumps`. The programs that compute on the GPU are the test binary itself, called with a variable.
 
 mod checkpoint;
+mod facts;
 mod machine;
 mod moments;
 mod pattern;
@@ -52,7 +53,7 @@ fn main() -> ExitCode {
     conclusion.exit_code()
 }
 
-fn groups() -> [Group; 5] {
+fn groups() -> [Group; 6] {
     let gpu = surroundings::no_gpu();
     let daemon = gpu.clone().or_else(surroundings::no_daemon);
     let checkpoint = gpu.or_else(surroundings::no_checkpoint);
@@ -75,7 +76,7 @@ fn groups() -> [Group; 5] {
         group(
             "the tests of checkpoints",
             &[checkpoint::TESTS, moments::TESTS],
-            checkpoint,
+            checkpoint.clone(),
         ),
         group(
             "the test of a checkpoint of a program that shares a GPU",
@@ -83,5 +84,7 @@ fn groups() -> [Group; 5] {
             both,
         ),
         group("the test with another GPU", &[places::TESTS], another),
+        // The last, since it may leave the GPU in disorder.
+        group("the facts", &[facts::TESTS], checkpoint),
     ]
 }

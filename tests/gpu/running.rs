@@ -39,7 +39,7 @@ impl Program {
     }
 
     /// A copy of the test binary, in whatever way it is to be started.
-    fn spawn(mut command: Command, seed: u32) -> Result<Self, Failed> {
+    pub(crate) fn spawn(mut command: Command, seed: u32) -> Result<Self, Failed> {
         command.env(program::VARIABLE, seed.to_string());
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command

@@ -86,7 +86,7 @@ pub(crate) fn smi(args: &[&str]) -> Result<Vec<Vec<String>>, Failed> {
 }
 
 /// One cell about the first GPU.
-fn of_first_gpu(field: &str) -> Result<String, Failed> {
+pub(crate) fn of_first_gpu(field: &str) -> Result<String, Failed> {
     let query = format!("--query-gpu={field}");
     let rows = smi(&[&query, "--format=csv,noheader,nounits", "--id=0"])?;
     let cell = rows.into_iter().flatten().next();

@@ -1,7 +1,7 @@
 //! The real binary on a real GPU, with the machine's own driver. Where something is missing, the tests that need it are
 //! ignored, with the reason on the last lines.
 //!
-//! They need no compiler: on a machine without Rust, run the built test binary with `UNI_CUMPS_BIN` naming the built
+//! They need no compiler: on a machine without Rust, `tests/gpu/run` runs the built test binary and the built
 //! `uni-cumps`. The programs that compute on the GPU are the test binary itself, called with a variable.
 
 mod checkpoint;

@@ -9,14 +9,16 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::error::Error;
-use crate::gpu::{self, GpuUuid};
+use crate::gpu::{Gpu, GpuUuid, MigUuid, Selector, SelectorItem};
 use crate::host::Host;
 use crate::mps::{self, Keeper, Socket};
+use crate::nvidia_smi;
 use crate::process::{self, Handle, Running};
 use crate::rank;
 use crate::record::{Belongs, DaemonName, DaemonRecord, Place};
 use crate::runtime_dir;
 use crate::store::{Entry, Locked, Store};
+use crate::topology;
 
 /// What is known about a recorded daemon without asking it anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -401,7 +403,7 @@ fn client_notes(host: &Host, daemon: &Observed) -> Vec<String> {
         )
     });
     let mask = host.env.visible_devices();
-    let mask = mask.filter(|mask| gpu::names_none_of(mask, &record.gpu_uuids)).map(|mask| {
+    let mask = mask.filter(|mask| record.is_hidden_by(mask)).map(|mask| {
         format!(
             "CUDA_VISIBLE_DEVICES={mask:?} of your environment names no GPU of daemon {}, and is replaced",
             record.name
@@ -410,14 +412,65 @@ fn client_notes(host: &Host, daemon: &Observed) -> Vec<String> {
     [stopped, ipc, mask].into_iter().flatten().collect()
 }
 
-/// The only daemon that serves this GPU.
-pub fn of_gpu(host: &Host, store: &Store<'_>, gpu: &GpuUuid) -> Result<Observed, Error> {
+/// The only daemon that serves these GPUs. A UUID says by itself which one is meant; what an index means only nvidia-smi
+/// knows.
+pub fn of_gpu(host: &Host, store: &Store<'_>, selector: &str) -> Result<Observed, Error> {
     let (mut daemons, _) = observe_all(host, store)?;
-    daemons.retain(|daemon| daemon.record.gpu_uuids.contains(gpu));
+    if let Selector::List(items) = topology::parse(selector)? {
+        for item in items {
+            let named = Named::of(host, &item)?;
+            daemons.retain(|daemon| named.is_served_by(&daemon.record));
+        }
+    }
     only_one(daemons).map_err(|error| match error {
-        Error::NoLiveDaemon => Error::NoDaemonForGpu(gpu.clone()),
+        Error::NoLiveDaemon => Error::NoDaemonForGpu(selector.trim().to_owned()),
         error => error,
     })
+}
+
+/// What an entry of a selector names, with indices replaced.
+enum Named {
+    Gpu(GpuUuid),
+    Mig(MigUuid),
+}
+
+impl Named {
+    fn of(host: &Host, item: &SelectorItem) -> Result<Self, Error> {
+        match item {
+            SelectorItem::Mig(mig, _) => Ok(Self::Mig(mig.clone())),
+            SelectorItem::Uuid(uuid, _) => Ok(Self::Gpu(uuid.clone())),
+            SelectorItem::Index(index, text) => {
+                let found = nvidia_smi::discover(host)?;
+                let mut gpus = found.gpus.iter().filter_map(Gpu::identity);
+                if let Some(gpu) = gpus.find(|gpu| gpu.index == *index) {
+                    return Ok(Self::Gpu(gpu.uuid.clone()));
+                }
+                found.resolve(Some(text), None)?;
+                Err(Error::NoDaemonForGpu(text.clone()))
+            }
+        }
+    }
+
+    /// Whether a daemon serves it, or a part of it.
+    fn is_served_by(&self, record: &DaemonRecord) -> bool {
+        match self {
+            Self::Gpu(uuid) => record.gpu_uuids.contains(uuid),
+            Self::Mig(uuid) => record.mig_uuid.as_ref() == Some(uuid),
+        }
+    }
+}
+
+/// The daemon that is meant: by its name, by the GPUs that it serves, or the only live one.
+pub fn meant(
+    host: &Host,
+    store: &Store<'_>,
+    name: Option<&str>,
+    gpus: Option<&str>,
+) -> Result<Observed, Error> {
+    match gpus {
+        Some(selector) => of_gpu(host, store, selector),
+        None => select(host, store, name),
+    }
 }
 
 /// Whether a daemon of the user `daemon` gives a server to programs of the user `program`: root's can become anybody, and

@@ -83,9 +83,7 @@ impl FromStr for GpuUuid {
         if digits.len() != 32 {
             return Ok(Self(format!("{PREFIX}{digits}")));
         }
-        let (a, b, c) = (&digits[..8], &digits[8..12], &digits[12..16]);
-        let (d, e) = (&digits[16..20], &digits[20..]);
-        Ok(Self(format!("{PREFIX}{a}-{b}-{c}-{d}-{e}")))
+        Ok(Self(format!("{PREFIX}{}", dashed(&digits))))
     }
 }
 
@@ -107,6 +105,71 @@ impl fmt::Display for GpuUuid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
+}
+
+/// The UUID of a MIG instance, a part of a GPU: `MIG-` and lower-case hexadecimal digits, dashed as nvidia-smi prints it
+/// since driver 470.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct MigUuid(String);
+
+const MIG: &str = "MIG-";
+
+impl MigUuid {
+    /// The UUID as text, `MIG-…`.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The UUID without `MIG-`.
+    pub fn bare(&self) -> &str {
+        &self.0[MIG.len()..]
+    }
+}
+
+impl FromStr for MigUuid {
+    type Err = UuidError;
+
+    fn from_str(text: &str) -> Result<Self, UuidError> {
+        let malformed = || UuidError::Malformed(text.trim().to_owned());
+        let rest = strip_prefix_ignore_case(text.trim(), MIG).ok_or_else(malformed)?;
+        let digits = rest.replace('-', "");
+        // As for a GPU, but MIG instances have no abbreviations and no other lengths.
+        match digits.len() == 32 && digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            true => Ok(Self(format!(
+                "{MIG}{}",
+                dashed(&digits.to_ascii_lowercase())
+            ))),
+            false => Err(malformed()),
+        }
+    }
+}
+
+impl TryFrom<String> for MigUuid {
+    type Error = UuidError;
+
+    fn try_from(text: String) -> Result<Self, UuidError> {
+        text.parse()
+    }
+}
+
+impl From<MigUuid> for String {
+    fn from(uuid: MigUuid) -> Self {
+        uuid.0
+    }
+}
+
+impl fmt::Display for MigUuid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// 32 digits as a UUID is written.
+fn dashed(digits: &str) -> String {
+    let (a, b, c) = (&digits[..8], &digits[8..12], &digits[12..16]);
+    let (d, e) = (&digits[16..20], &digits[20..]);
+    format!("{a}-{b}-{c}-{d}-{e}")
 }
 
 /// Where a GPU sits on the PCI bus. Written as sysfs names it, `0000:01:00.0`, and ordered by number.
@@ -196,6 +259,66 @@ impl fmt::Display for GpuIdentity {
     }
 }
 
+/// A part of a GPU in MIG mode that programs see as a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct MigInstance {
+    /// Its number within its GPU, as `nvidia-smi -L` counts.
+    pub number: u32,
+    /// Its size, such as `3g.20gb`.
+    pub profile: String,
+    /// Its UUID, by which programs select it.
+    pub uuid: MigUuid,
+}
+
+impl fmt::Display for MigInstance {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.profile, self.uuid)
+    }
+}
+
+/// Something that a program can be given to compute on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// A whole GPU.
+    Gpu(GpuIdentity),
+    /// A part of a GPU.
+    Mig(GpuIdentity, MigInstance),
+}
+
+impl Device {
+    /// The GPU, or the one that it is a part of.
+    pub fn gpu(&self) -> &GpuIdentity {
+        match self {
+            Self::Gpu(gpu) | Self::Mig(gpu, _) => gpu,
+        }
+    }
+
+    /// The MIG instance, if it is one.
+    pub fn mig(&self) -> Option<&MigInstance> {
+        match self {
+            Self::Gpu(_) => None,
+            Self::Mig(_, instance) => Some(instance),
+        }
+    }
+
+    /// What names it in `CUDA_VISIBLE_DEVICES`.
+    pub fn uuid(&self) -> &str {
+        match self {
+            Self::Gpu(gpu) => gpu.uuid.as_str(),
+            Self::Mig(_, instance) => instance.uuid.as_str(),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Gpu(gpu) => write!(f, "{gpu}"),
+            Self::Mig(gpu, instance) => write!(f, "MIG {instance} of index {}", gpu.index),
+        }
+    }
+}
+
 /// nvidia-smi's `compute_mode` of a GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ComputeMode {
@@ -244,6 +367,8 @@ pub enum Gpu {
         identity: GpuIdentity,
         /// Its compute mode, possibly unknown.
         compute_mode: ComputeMode,
+        /// The parts that it is divided into, where it is in MIG mode.
+        mig: Option<Vec<MigInstance>>,
     },
     /// A row that cannot be read, such as that of a lost GPU.
     Unusable {
@@ -260,6 +385,26 @@ impl Gpu {
         match self {
             Self::Usable { identity, .. } => Some(identity),
             Self::Unusable { .. } => None,
+        }
+    }
+
+    /// The devices that programs can be given of it: itself, or its parts.
+    pub fn devices(&self) -> Vec<Device> {
+        match self {
+            Self::Usable {
+                identity,
+                mig: None,
+                ..
+            } => vec![Device::Gpu(identity.clone())],
+            Self::Usable {
+                identity,
+                mig: Some(instances),
+                ..
+            } => instances
+                .iter()
+                .map(|instance| Device::Mig(identity.clone(), instance.clone()))
+                .collect(),
+            Self::Unusable { .. } => Vec::new(),
         }
     }
 
@@ -288,13 +433,15 @@ pub enum SelectorItem {
     Index(u32, String),
     /// A UUID, with the text as it was typed.
     Uuid(GpuUuid, String),
+    /// That of a MIG instance, likewise.
+    Mig(MigUuid, String),
 }
 
 impl SelectorItem {
     /// The entry as it was typed.
     pub fn text(&self) -> &str {
         match self {
-            Self::Index(_, text) | Self::Uuid(_, text) => text,
+            Self::Index(_, text) | Self::Uuid(_, text) | Self::Mig(_, text) => text,
         }
     }
 }
@@ -318,9 +465,15 @@ impl FromStr for Selector {
             return Ok(Self::All);
         }
         let items = entries(text)
-            .map(|entry| match parse_index(entry) {
-                Some(index) => Ok(SelectorItem::Index(index, entry.to_owned())),
-                None => Ok(SelectorItem::Uuid(entry.parse()?, entry.to_owned())),
+            .map(|entry| match (parse_index(entry), entry.parse()) {
+                (Some(index), _) => Ok(SelectorItem::Index(index, entry.to_owned())),
+                (None, Ok(mig)) => Ok(SelectorItem::Mig(mig, entry.to_owned())),
+                (None, Err(_)) => match entry.parse() {
+                    Ok(uuid) => Ok(SelectorItem::Uuid(uuid, entry.to_owned())),
+                    Err(UuidError::Mig(text) | UuidError::Malformed(text)) => {
+                        Err(UuidError::Malformed(text).into())
+                    }
+                },
             })
             .collect::<Result<Vec<_>, SelectorError>>()?;
         if items.is_empty() {

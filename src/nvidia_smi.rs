@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::checkpoint::GpuCondition;
-use crate::error::{Error, SmiFailure};
-use crate::gpu::{ComputeMode, Gpu, GpuIdentity, GpuUuid, PciAddress, parse_index};
+use crate::error::{Selection, SmiFailure};
+use crate::gpu::{ComputeMode, Gpu, GpuIdentity, GpuUuid, MigInstance, PciAddress, parse_index};
 use crate::host::Host;
+use crate::record::TopologyMode;
 use crate::runner::{Finished, Invocation, Mode, RunError, Status};
 use crate::topology::{self, Plan};
 
@@ -15,9 +16,12 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// The query asks for no more than is needed: a further field can make it fail for an ordinary user.
 const ARGS: [&str; 2] = [
-    "--query-gpu=index,uuid,compute_mode",
+    "--query-gpu=index,uuid,compute_mode,mig.mode.current",
     "--format=csv,noheader",
 ];
+
+/// The list that shows MIG instances below their GPUs. No query does.
+const LIST_ARGS: [&str; 1] = ["-L"];
 
 /// The query for places on the bus. The one above must not ask for more than everybody may know.
 const ADDRESS_ARGS: [&str; 2] = ["--query-gpu=uuid,pci.bus_id", "--format=csv,noheader"];
@@ -57,15 +61,41 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// Decides which GPU is meant, as `topology::resolve` does, and lets nvidia-smi say why there is none.
-    pub fn resolve(&self, selector: Option<&str>, mask: Option<&str>) -> Result<Plan, Error> {
+    /// Decides which device is meant, as `topology::resolve` does, and lets nvidia-smi say why there is none.
+    pub fn resolve(&self, selector: Option<&str>, mask: Option<&str>) -> Result<Plan, Selection> {
         topology::resolve(selector, &self.gpus, mask).map_err(|error| self.explain(error))
     }
 
+    /// Likewise which devices of one daemon.
+    pub fn resolve_one(
+        &self,
+        selector: Option<&str>,
+        mask: Option<&str>,
+    ) -> Result<Plan, Selection> {
+        let mut plans = self.resolve_all(selector, None, mask)?;
+        match (plans.pop(), plans.is_empty()) {
+            (Some(plan), true) => Ok(plan),
+            _ => Err(Selection::SeveralSelected {
+                selector: selector.unwrap_or_default().trim().to_owned(),
+            }),
+        }
+    }
+
+    /// Likewise which daemons.
+    pub fn resolve_all(
+        &self,
+        selector: Option<&str>,
+        mode: Option<TopologyMode>,
+        mask: Option<&str>,
+    ) -> Result<Vec<Plan>, Selection> {
+        let plans = topology::resolve_all(selector, mode, &self.gpus, mask);
+        plans.map_err(|error| self.explain(error))
+    }
+
     /// Completes a failure to find a GPU with what nvidia-smi said.
-    fn explain(&self, error: Error) -> Error {
+    fn explain(&self, error: Selection) -> Selection {
         match error {
-            Error::NoGpu { diagnostic: None } => Error::NoGpu {
+            Selection::NoGpu { diagnostic: None } => Selection::NoGpu {
                 diagnostic: Some(
                     self.diagnostic()
                         .unwrap_or_else(|| "nvidia-smi succeeded but listed no GPU".to_owned()),
@@ -75,12 +105,34 @@ impl Discovery {
         }
     }
 
+    /// Finds the parts of GPUs in MIG mode; asked only where there are such.
+    fn divide(&mut self, host: &Host) -> Result<(), SmiFailure> {
+        let is_divided = |gpu: &Gpu| matches!(gpu, Gpu::Usable { mig: Some(_), .. });
+        if !self.gpus.iter().any(is_divided) {
+            return Ok(());
+        }
+        let listed = instances(&query(host, "list the MIG instances", LIST_ARGS)?);
+        for gpu in &mut self.gpus {
+            if let Gpu::Usable {
+                identity,
+                mig: Some(parts),
+                ..
+            } = gpu
+            {
+                let mine = listed.iter().filter(|(uuid, _)| *uuid == identity.uuid);
+                *parts = mine.map(|(_, instance)| instance.clone()).collect();
+            }
+        }
+        Ok(())
+    }
+
     /// The compute mode of a GPU.
     pub fn compute_mode(&self, of: &GpuIdentity) -> Option<&ComputeMode> {
         self.gpus.iter().find_map(|gpu| match gpu {
             Gpu::Usable {
                 identity,
                 compute_mode,
+                ..
             } if identity == of => Some(compute_mode),
             Gpu::Usable { .. } | Gpu::Unusable { .. } => None,
         })
@@ -97,7 +149,11 @@ pub fn discover(host: &Host) -> Result<Discovery, SmiFailure> {
     let call = call(host)?;
     let program = call.program.clone();
     match host.runner.run(&call) {
-        Ok(finished) => read(program, &finished),
+        Ok(finished) => {
+            let mut found = read(program, &finished)?;
+            found.divide(host)?;
+            Ok(found)
+        }
         Err(RunError::TimedOut(limit)) => Err(SmiFailure::TimedOut {
             program,
             seconds: limit.as_secs(),
@@ -162,7 +218,11 @@ pub fn conditions(host: &Host) -> Result<Vec<GpuCondition>, SmiFailure> {
 }
 
 /// What nvidia-smi prints for another query; nothing where it fails, but for an interruption.
-fn query(host: &Host, purpose: &'static str, args: [&str; 2]) -> Result<String, SmiFailure> {
+fn query<const N: usize>(
+    host: &Host,
+    purpose: &'static str,
+    args: [&str; N],
+) -> Result<String, SmiFailure> {
     let Ok(mut call) = call(host) else {
         return Ok(String::new());
     };
@@ -244,24 +304,70 @@ fn row(line: &str) -> Option<Gpu> {
         index,
         diagnostic: diagnostic.to_owned(),
     };
-    if let ([_, uuid, mode], Some(index)) = (cells.as_slice(), index) {
+    if let ([_, uuid, mode, mig @ ..], Some(index)) = (cells.as_slice(), index)
+        && mig.len() <= 1
+        && mig
+            .iter()
+            .all(|cell| is_switch(cell) || is_placeholder(cell))
+    {
         return Some(match uuid.parse() {
             Ok(uuid) => Gpu::Usable {
                 identity: GpuIdentity { index, uuid },
                 compute_mode: ComputeMode::from(*mode),
+                mig: (mig == ["Enabled"]).then(Vec::new),
             },
             Err(_) if uuid.is_empty() => unusable(line),
             Err(_) => unusable(uuid),
         });
     }
     let speaks_of_a_gpu = index.is_some()
-        || (cells.len() == ARGS_FIELDS && cells.iter().any(|cell| is_placeholder(cell)))
+        || (ARGS_FIELDS.contains(&cells.len()) && cells.iter().any(|cell| is_placeholder(cell)))
         || line.starts_with("Unable to determine the device handle");
     speaks_of_a_gpu.then(|| unusable(line))
 }
 
-/// How many fields the query asks for.
-const ARGS_FIELDS: usize = 3;
+/// How many fields the query asks for; the Python command asks for one less.
+const ARGS_FIELDS: std::ops::RangeInclusive<usize> = 3..=4;
+
+/// The MIG instances of `nvidia-smi -L`, each with its GPU:
+///
+/// ```text
+/// GPU 0: NVIDIA A100-SXM4-40GB (UUID: GPU-5d5ba0d6-…)
+///   MIG 3g.20gb     Device  0: (UUID: MIG-c6d4f1ef-…)
+/// ```
+pub fn instances(list: &str) -> Vec<(GpuUuid, MigInstance)> {
+    let mut gpu: Option<GpuUuid> = None;
+    let mut found = Vec::new();
+    for line in lines(list) {
+        let uuid = line
+            .rsplit_once("UUID: ")
+            .map(|(_, rest)| rest.trim_end_matches(')'));
+        let Some(uuid) = uuid else { continue };
+        if line.starts_with("GPU ") {
+            gpu = uuid.parse().ok();
+        } else if let Some(instance) = instance(line, uuid)
+            && let Some(gpu) = &gpu
+        {
+            found.push((gpu.clone(), instance));
+        }
+    }
+    found
+}
+
+fn instance(line: &str, uuid: &str) -> Option<MigInstance> {
+    let (profile, rest) = line.strip_prefix("MIG ")?.split_once(" Device ")?;
+    let (number, _) = rest.split_once(':')?;
+    Some(MigInstance {
+        number: number.trim().parse().ok()?,
+        profile: profile.trim().to_owned(),
+        uuid: uuid.parse().ok()?,
+    })
+}
+
+/// What a cell says of a mode that is on or off.
+fn is_switch(cell: &str) -> bool {
+    matches!(cell, "Enabled" | "Disabled")
+}
 
 /// A cell that holds an error's text instead of a value, such as `[N/A]` or `ERR!`.
 fn is_placeholder(cell: &str) -> bool {

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::gpu::GpuUuid;
+use crate::gpu::{self, Device, GpuUuid, MigUuid};
 
 /// A daemon's label: `[a-z0-9][a-z0-9-]{0,63}`, so that it is safe as a directory name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,9 +26,19 @@ impl DaemonName {
         &self.0
     }
 
-    /// The name used where none is given: the complete UUID, so that no two GPUs share one.
-    pub fn for_gpu(uuid: &GpuUuid) -> Result<Self, NameError> {
-        format!("gpu-{}", uuid.bare()).parse()
+    /// The name used where none is given: the complete UUID, so that no two devices share one; for several their number
+    /// and a hash of all their UUIDs, in whichever order they are named.
+    pub fn for_devices(devices: &[Device]) -> Result<Self, NameError> {
+        match devices {
+            [Device::Gpu(gpu)] => format!("gpu-{}", gpu.uuid.bare()).parse(),
+            [Device::Mig(_, instance)] => format!("mig-{}", instance.uuid.bare()).parse(),
+            several => {
+                let mut uuids: Vec<&str> = several.iter().map(Device::uuid).collect();
+                uuids.sort_unstable();
+                let hash = fnv(&uuids.join(","));
+                format!("gpus-{}-{hash:016x}", several.len()).parse()
+            }
+        }
     }
 }
 
@@ -54,6 +64,13 @@ impl fmt::Display for DaemonName {
     }
 }
 
+/// FNV-1a, which stays the same for good.
+pub fn fnv(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
 /// A process that cannot be mistaken for another one on this machine: a pid is used again, a pid with its start time
 /// is not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,14 +88,15 @@ impl fmt::Display for ProcessId {
 }
 
 /// How a daemon's GPUs relate to the tasks that use them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
 pub enum TopologyMode {
-    /// One daemon, one GPU.
+    /// One daemon, one GPU
     SingleGpu,
-    /// One daemon over the several GPUs of one task.
+    /// One daemon over several GPUs
     SingleTaskMultiGpu,
-    /// One daemon for each GPU.
+    /// One daemon for each GPU
     TaskPerGpu,
 }
 
@@ -123,6 +141,8 @@ pub struct DaemonRecord {
     /// nvidia-smi's indices of these GPUs when the daemon was started; empty where they are not known. They order daemons
     /// and name nothing.
     pub gpu_indices: Vec<u32>,
+    /// The MIG instance that it serves, a part of its only GPU.
+    pub mig_uuid: Option<MigUuid>,
     /// `CUDA_MPS_PIPE_DIRECTORY`, absolute.
     pub pipe_directory: PathBuf,
     /// `CUDA_MPS_LOG_DIRECTORY`, absolute.
@@ -144,6 +164,8 @@ struct Fields {
     gpu_uuids: Vec<GpuUuid>,
     host: String,
     log_directory: PathBuf,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mig_uuid: Option<MigUuid>,
     pid: i32,
     pipe_directory: PathBuf,
     process_start_ticks: u64,
@@ -189,6 +211,7 @@ impl DaemonRecord {
             topology_mode: fields.topology_mode,
             gpu_uuids: fields.gpu_uuids,
             gpu_indices: fields.gpu_indices,
+            mig_uuid: fields.mig_uuid,
             pipe_directory: fields.pipe_directory,
             log_directory: fields.log_directory,
             process: ProcessId {
@@ -208,6 +231,7 @@ impl DaemonRecord {
             gpu_uuids: self.gpu_uuids.clone(),
             host: self.place.host.clone(),
             log_directory: self.log_directory.clone(),
+            mig_uuid: self.mig_uuid.clone(),
             pid: self.process.pid,
             pipe_directory: self.pipe_directory.clone(),
             process_start_ticks: self.process.start_ticks,
@@ -223,10 +247,30 @@ impl DaemonRecord {
         value
     }
 
-    /// `GPU-…,GPU-…`, as `CUDA_VISIBLE_DEVICES` and the plain lines spell the daemon's GPUs.
+    /// `GPU-…,GPU-…` or `MIG-…`, as `CUDA_VISIBLE_DEVICES` and the plain lines spell what the daemon serves.
     pub fn gpu_list(&self) -> String {
+        if let Some(mig) = &self.mig_uuid {
+            return mig.to_string();
+        }
         let uuids: Vec<&str> = self.gpu_uuids.iter().map(GpuUuid::as_str).collect();
         uuids.join(",")
+    }
+
+    /// Whether it serves this device, or a part of it, or what it is a part of.
+    pub fn covers(&self, device: &Device) -> bool {
+        let parts_differ = match (&self.mig_uuid, device.mig()) {
+            (Some(ours), Some(other)) => *ours != other.uuid,
+            (_, _) => false,
+        };
+        self.gpu_uuids.contains(&device.gpu().uuid) && !parts_differ
+    }
+
+    /// Whether a mask names devices by UUID, and none that it serves. What an index means only nvidia-smi knows.
+    pub fn is_hidden_by(&self, mask: &str) -> bool {
+        match &self.mig_uuid {
+            Some(mig) => !gpu::entries(mask).any(|entry| entry.parse().as_ref() == Ok(mig)),
+            None => gpu::names_none_of(mask, &self.gpu_uuids),
+        }
     }
 
     /// Orders daemons by their GPUs as nvidia-smi counts them, and where that is not known, by age.

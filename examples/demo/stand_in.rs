@@ -2,7 +2,7 @@
 //! they go wrong.
 //!
 //! They look beside the name that they are called by. `gpus.csv` holds nvidia-smi's output, `apps.csv` that about the
-//! programs on the GPUs and `gpu-state.csv` that about their memory. `control.conf` holds lines `key value` that make the
+//! programs on the GPUs, `gpu-state.csv` that about their memory, and `list.txt` that of `-L`. `control.conf` holds lines `key value` that make the
 //! control program misbehave (see `Conduct`). Every call is appended to `calls`: the program, its arguments, the MPS
 //! variables and what it read.
 
@@ -92,6 +92,7 @@ pub(crate) fn nvidia_smi() -> ExitCode {
     let file = match query {
         query if query.starts_with("--query-compute-apps") => "apps.csv",
         query if query.contains("memory.free") => "gpu-state.csv",
+        query if query == "-L" => "list.txt",
         _ => "gpus.csv",
     };
     match fs::read(beside().join(file)) {

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use crate::daemon::{self, Observed};
 use crate::diagnosis::{control_faults, server_faults};
-use crate::gpu;
 use crate::host::Host;
 use crate::mps::log_end;
 use crate::process::{self, Running};
@@ -115,7 +114,7 @@ fn of_process(host: &Host, record: &DaemonRecord, process: &Running) -> Vec<Obst
         )),
     }
     let mask = process::variable_of(host, pid, "CUDA_VISIBLE_DEVICES");
-    if let Some(mask) = mask.filter(|mask| gpu::names_none_of(mask, &record.gpu_uuids)) {
+    if let Some(mask) = mask.filter(|mask| record.is_hidden_by(mask)) {
         found.push(obstacle(
             format!("{who} has CUDA_VISIBLE_DEVICES={mask:?}, which names no GPU of the daemon"),
             "leave CUDA_VISIBLE_DEVICES to uni-cumps",

@@ -311,6 +311,7 @@ mod tests {
                 uuid: uuid.parse().unwrap(),
             },
             compute_mode: ComputeMode::Default,
+            mig: None,
         }
     }
 

@@ -14,6 +14,7 @@ use crate::cpus::{CpuSet, Setting};
 use crate::env_file::Format;
 use crate::gpu::{PciAddress, PciAddressError};
 use crate::limits::{MemoryLimit, Priority, ThreadPercentage};
+use crate::record::TopologyMode;
 use crate::shell::Shell;
 
 pub use checkpoint::{CallArgs, CheckpointArgs, CheckpointVerb, Target};
@@ -150,9 +151,12 @@ pub struct StatusArgs {
 /// `doctor`
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
-    /// One GPU: nvidia-smi's index or a UUID [default: the only visible GPU]
-    #[arg(long, value_name = "GPU", allow_negative_numbers = true)]
+    /// The GPU, or the GPUs of one daemon: nvidia-smi's indices or UUIDs [default: the only visible GPU]
+    #[arg(long, alias = "gpu", value_name = "GPU", allow_negative_numbers = true)]
     pub gpus: Option<String>,
+    /// The daemon's label; its GPUs are meant
+    #[arg(long, conflicts_with = "gpus")]
+    pub name: Option<String>,
     /// Also initialise CUDA through the daemon, in a child process, and be seen among its clients
     #[arg(long)]
     pub probe: bool,
@@ -202,9 +206,18 @@ pub const CHECK_IDS: [&str; 25] = [
 /// `start`
 #[derive(Debug, Args)]
 pub struct StartArgs {
-    /// One GPU: nvidia-smi's index or a UUID [default: the only visible GPU]
-    #[arg(long, value_name = "GPU", allow_negative_numbers = true)]
+    /// GPUs as nvidia-smi's indices or UUIDs: one, several for one daemon over all of them, or all for a daemon for each
+    /// that is visible; MIG-UUID for a MIG instance [default: the only visible GPU]
+    #[arg(
+        long,
+        alias = "gpu",
+        value_name = "GPUS",
+        allow_negative_numbers = true
+    )]
     pub gpus: Option<String>,
+    /// How the GPUs are used, where --gpus alone means something else
+    #[arg(long, value_enum)]
+    pub topology: Option<TopologyMode>,
     /// The daemon's label [default: gpu- and the GPU's complete UUID]
     #[arg(long)]
     pub name: Option<String>,
@@ -234,8 +247,17 @@ pub struct StopArgs {
     /// The daemon's label [default: the only live daemon]
     #[arg(long)]
     pub name: Option<String>,
+    /// The daemon that serves this GPU: nvidia-smi's index or a UUID
+    #[arg(
+        long,
+        alias = "gpus",
+        value_name = "GPU",
+        allow_negative_numbers = true,
+        conflicts_with = "name"
+    )]
+    pub gpu: Option<String>,
     /// Stop all your recorded daemons on this machine
-    #[arg(long, conflicts_with = "name")]
+    #[arg(long, conflicts_with_all = ["name", "gpu"])]
     pub all: bool,
     /// How long a daemon may wait for its clients to end. Then they are cut off, and a daemon that is still there gets
     /// SIGTERM
@@ -252,8 +274,17 @@ pub struct EnvArgs {
     /// The daemon's label [default: the only live daemon]
     #[arg(long)]
     pub name: Option<String>,
+    /// The daemon that serves this GPU: nvidia-smi's index or a UUID
+    #[arg(
+        long,
+        alias = "gpus",
+        value_name = "GPU",
+        allow_negative_numbers = true,
+        conflicts_with = "name"
+    )]
+    pub gpu: Option<String>,
     /// The daemon of this process's rank among those of its node, as torchrun, srun or mpirun tell it
-    #[arg(long, conflicts_with = "name")]
+    #[arg(long, conflicts_with_all = ["name", "gpu"])]
     pub by_rank: bool,
     /// The shell to print for [default: posix]
     #[arg(long, value_enum)]
@@ -262,7 +293,7 @@ pub struct EnvArgs {
     #[arg(long, value_enum)]
     pub format: Option<Format>,
     /// Print what takes the variables away again; needs no daemon
-    #[arg(long, conflicts_with_all = ["name", "by_rank"])]
+    #[arg(long, conflicts_with_all = ["name", "gpu", "by_rank"])]
     pub unset: bool,
     /// Print JSON, as --format json does
     #[arg(long, conflicts_with = "format")]

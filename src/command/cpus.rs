@@ -87,14 +87,20 @@ fn chosen(host: &Host, selector: Option<&str>) -> Result<Vec<GpuUuid>, Error> {
             .map(|gpu| gpu.uuid.clone())
             .collect()
     };
-    match selector.map(str::parse).transpose()? {
+    match selector.map(topology::parse).transpose()? {
         None => Ok(all(&visible)),
         Some(Selector::All) => Ok(all(&discovery.gpus)),
-        Some(Selector::List(items)) => items
-            .iter()
-            .map(SelectorItem::text)
-            .map(|item| Ok(discovery.resolve(Some(item), mask.as_deref())?.gpu.uuid))
-            .collect(),
+        Some(Selector::List(items)) => {
+            let uuid = |item: &SelectorItem| {
+                let plan = discovery.resolve(Some(item.text()), mask.as_deref())?;
+                let gpus = plan.devices.into_iter();
+                Ok(gpus
+                    .map(|device| device.gpu().uuid.clone())
+                    .collect::<Vec<_>>())
+            };
+            let each: Vec<Vec<GpuUuid>> = items.iter().map(uuid).collect::<Result<_, Error>>()?;
+            Ok(each.concat())
+        }
     }
 }
 

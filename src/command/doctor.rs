@@ -33,7 +33,12 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &DoctorArgs) -> Result<u8,
         let asked = args.only.is_empty() && (id != "probe" || args.probe);
         (asked || named(&args.only)) && !named(&args.skip)
     };
-    let facts = diagnosis::gather(host, args.gpus.as_deref(), &wanted)?;
+    let named = match &args.name {
+        Some(name) => Some(daemon::select(host, &Store::of(host)?, Some(name))?),
+        None => None,
+    };
+    let named = named.map(|daemon| daemon.record.gpu_list());
+    let facts = diagnosis::gather(host, named.as_deref().or(args.gpus.as_deref()), &wanted)?;
     let report = Report {
         checks: diagnosis::run(&facts, &wanted),
         verdict: verdict(&facts),
@@ -65,7 +70,7 @@ fn verdict(facts: &Facts) -> Result<(), String> {
     if let (false, Some(mask)) = (facts.is_visible(), &facts.mask) {
         return Err(format!(
             "CUDA_VISIBLE_DEVICES={mask:?} hides GPU {} from the programs of this shell; unset it, or eval \"$(uni-cumps env)\"",
-            facts.plan.gpu
+            facts.plan.text()
         ));
     }
     match facts.running().as_slice() {
@@ -122,17 +127,10 @@ fn verdict(facts: &Facts) -> Result<(), String> {
     match &facts.cuda {
         // Left out by --only or --skip.
         None => Ok(()),
-        Some(Ok(seen))
-            if seen
-                .devices
-                .iter()
-                .any(|device| device.uuid == facts.plan.gpu.uuid) =>
-        {
-            Ok(())
-        }
+        Some(Ok(seen)) if facts.are_shown(seen) => Ok(()),
         Some(Ok(_)) => Err(format!(
             "the CUDA driver shows a process no GPU {}",
-            facts.plan.gpu
+            facts.plan.text()
         )),
         Some(Err(failure)) => Err(failure.to_string()),
     }
@@ -171,7 +169,7 @@ impl Answer for Report {
     fn print(&self, ui: &mut Ui<'_>) {
         let plan = &self.facts.plan;
         ui.line(format!("topology_mode={}", plan.mode.as_str()));
-        ui.line(format!("gpus={}", plan.gpu.uuid));
+        ui.line(format!("gpus={}", plan.visible_devices()));
         ui.line(format!("valid={}", python_bool(self.verdict.is_ok())));
         for daemon in &self.facts.daemons {
             ui.line(daemon.line());
@@ -203,7 +201,7 @@ impl Answer for Report {
             Ok(()) => {
                 let text = format!(
                     "programs with this daemon's environment share GPU {}",
-                    self.facts.plan.gpu
+                    self.facts.plan.text()
                 );
                 ui.verdict("valid", Tone::Good, &text);
             }
@@ -231,14 +229,14 @@ impl Report {
         json!({
             "ambient_server": false,
             "collector_device": "cuda:0",
-            "collector_gpu_uuid": facts.plan.gpu.uuid.token(),
+            "collector_gpu_uuid": facts.plan.devices.first().map(|device| device.gpu().uuid.token()),
             "configured": "mps",
             "control_pid": control_pid,
             "control_pipe": mps::control_path(&facts.pipe),
             "control_pipe_kind": facts.socket.kind(),
             "effective": "mps",
             "learner_device": "cuda:0",
-            "learner_gpu_uuid": seen.map(|_| facts.plan.gpu.uuid.token()),
+            "learner_gpu_uuid": seen.and_then(|_| facts.plan.devices.first()).map(|device| device.gpu().uuid.token()),
             "pipe_directory": facts.pipe,
             "pipe_directory_env": facts.variable("CUDA_MPS_PIPE_DIRECTORY"),
             "rank": 0,

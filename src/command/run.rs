@@ -7,15 +7,12 @@ use crate::binding::{self, Binding};
 use crate::cli::{CpuChoice, RunArgs};
 use crate::daemon::{self, State};
 use crate::error::Error;
-use crate::gpu::{GpuUuid, SelectorItem};
 use crate::host::Host;
 use crate::launch::{Request, Wanted};
 use crate::limits::Limits;
-use crate::nvidia_smi;
 use crate::record::{DaemonName, DaemonRecord};
 use crate::runner::{Invocation, Mode};
 use crate::store::Store;
-use crate::topology;
 use crate::ui::Ui;
 
 /// What `env` and GNU's other tools use, so that the program's own status can be told from our failures.
@@ -153,25 +150,14 @@ fn find(
     args: &RunArgs,
 ) -> Result<(DaemonRecord, Vec<String>), Error> {
     let found = match &args.gpu {
-        Some(selector) => daemon::of_gpu(host, store, &gpu(host, selector)?)?,
         None if args.by_rank => daemon::of_rank(host, store)?,
-        None => daemon::select(host, store, args.name.as_deref())?,
+        gpu => daemon::meant(host, store, args.name.as_deref(), gpu.as_deref())?,
     };
     if args.require_mps.is_some() && matches!(found.state, State::OtherPidNamespace { .. }) {
         // The daemon names its clients by other numbers than ours.
         return Err(Error::OtherPidNamespace(found.record.name));
     }
     daemon::for_client(host, store, found)
-}
-
-/// The GPU of a selector. A UUID says it by itself; what an index means only nvidia-smi knows.
-fn gpu(host: &Host, selector: &str) -> Result<GpuUuid, Error> {
-    if let SelectorItem::Uuid(uuid, _) = topology::only_item(selector)? {
-        return Ok(uuid);
-    }
-    let discovery = nvidia_smi::discover(host)?;
-    let mask = host.env.visible_devices();
-    Ok(discovery.resolve(Some(selector), mask.as_deref())?.gpu.uuid)
 }
 
 /// Starts the daemon that was not there. Somebody who does the same at the same time may be faster.
@@ -181,14 +167,12 @@ fn start(
     store: &Store<'_>,
     args: &RunArgs,
 ) -> Result<DaemonRecord, Error> {
-    let wanted = Wanted::of(
-        host,
-        Request {
-            gpus: args.gpu.as_deref(),
-            name: args.name.as_deref(),
-            ..Request::default()
-        },
-    )?;
+    let request = Request {
+        gpus: args.gpu.as_deref(),
+        name: args.name.as_deref(),
+        ..Request::default()
+    };
+    let wanted = Wanted::only(host, request)?;
     if args.dry_run {
         return wanted.show(ui, false);
     }

@@ -1,29 +1,68 @@
-//! `start`: a control daemon of the user's own for one GPU, recorded once it answers.
+//! `start`: control daemons of the user's own, each recorded once it answers.
+
+use serde_json::{Value, json};
 
 use crate::cli::StartArgs;
 use crate::error::Error;
 use crate::host::Host;
 use crate::launch::{Request, Wanted};
-use crate::ui::Ui;
+use crate::record::DaemonRecord;
+use crate::ui::{Ui, error_json};
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StartArgs) -> Result<u8, Error> {
     let request = Request {
         gpus: args.gpus.as_deref(),
+        topology: args.topology,
         name: args.name.as_deref(),
         pipe_dir: args.pipe_dir.as_deref(),
         log_dir: args.log_dir.as_deref(),
         force: args.force,
     };
-    let wanted = Wanted::of(host, request)?;
-    if args.dry_run {
-        wanted.show(ui, args.foreground)?;
-        return Ok(0);
-    }
     if args.foreground {
+        let wanted = Wanted::only(host, request)?;
+        if args.dry_run {
+            wanted.show(ui, true)?;
+            return Ok(0);
+        }
         let finished = wanted.foreground(ui, |ui, record| ui.json(&record.to_json()))?;
         return Ok(finished.status.shell_code());
     }
-    let record = wanted.start(ui)?;
+    let all = Wanted::of(host, request)?;
+    if args.dry_run {
+        return show(ui, &all);
+    }
+    match all.as_slice() {
+        [wanted] if !wanted.is_one_of_several() => one(ui, args, wanted),
+        several => set(ui, several),
+    }
+}
+
+fn show(ui: &mut Ui<'_>, all: &[Wanted<'_>]) -> Result<u8, Error> {
+    for wanted in all {
+        if kept(ui, wanted)?.is_none() {
+            wanted.show(ui, false)?;
+        }
+    }
+    Ok(0)
+}
+
+/// The daemon that is there already, where a start may be repeated.
+fn kept(ui: &mut Ui<'_>, wanted: &Wanted<'_>) -> Result<Option<DaemonRecord>, Error> {
+    let there = wanted.is_there()?;
+    if let Some(record) = &there {
+        ui.note(format!(
+            "daemon {} (pid {}) is kept",
+            record.name, record.process.pid
+        ));
+    }
+    Ok(there)
+}
+
+fn one(ui: &mut Ui<'_>, args: &StartArgs, wanted: &Wanted<'_>) -> Result<u8, Error> {
+    let record = match kept(ui, wanted)? {
+        Some(record) => record,
+        None => wanted.start(ui)?,
+    };
     ui.json(&record.to_json());
     let name_option = match args.name {
         Some(_) => format!(" --name {}", record.name),
@@ -31,4 +70,39 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StartArgs) -> Result<u8, 
     };
     ui.next_step(format!("eval \"$(uni-cumps env{name_option})\""));
     Ok(0)
+}
+
+/// One daemon for each device. One that cannot be started is told, and keeps no other from its own.
+fn set(ui: &mut Ui<'_>, all: &[Wanted<'_>]) -> Result<u8, Error> {
+    let mut started: Vec<DaemonRecord> = Vec::new();
+    let mut all_kept: Vec<&str> = Vec::new();
+    let mut failed: Vec<Value> = Vec::new();
+    for wanted in all {
+        let outcome = match kept(ui, wanted) {
+            Ok(Some(_)) => {
+                all_kept.push(wanted.name().as_str());
+                continue;
+            }
+            Ok(None) => wanted.start(ui),
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(record) => started.push(record),
+            Err(error @ Error::Interrupted(_)) => return Err(error),
+            Err(error) => {
+                ui.failure(&error, false);
+                let mut told = error_json(&error);
+                told["name"] = wanted.name().as_str().into();
+                failed.push(told);
+            }
+        }
+    }
+    let records: Vec<Value> = started.iter().map(DaemonRecord::to_json).collect();
+    ui.json(&json!({"started": records, "kept": all_kept, "failed": failed}));
+    if failed.is_empty() {
+        ui.next_step(
+            "eval \"$(uni-cumps env --gpu 0)\", or for each rank: uni-cumps run --by-rank -- CMD",
+        );
+    }
+    Ok(u8::from(!failed.is_empty()))
 }

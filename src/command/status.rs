@@ -8,7 +8,7 @@ use crate::checkpoint::{self, ProcessState, Suspended};
 use crate::cli::StatusArgs;
 use crate::daemon::{self, Observed, State, Unrecorded};
 use crate::error::{Error, SmiFailure};
-use crate::gpu::{Gpu, GpuUuid};
+use crate::gpu::{Device, Gpu, GpuUuid};
 use crate::host::Host;
 use crate::mps::{self, Keeper};
 use crate::nvidia_smi::{self, Discovery};
@@ -134,6 +134,19 @@ impl Answer for Report {
                     format!("gpu index={index} uuid=none{mark} unusable={diagnostic}")
                 }
             });
+            for device in parts(gpu) {
+                let Device::Mig(gpu, instance) = &device else {
+                    continue;
+                };
+                let mark = match self.mask {
+                    Some(_) => format!(" visible={}", python_bool(self.visibility.shows(&device))),
+                    None => String::new(),
+                };
+                ui.line(format!(
+                    "mig gpu={} number={} profile={} uuid={}{mark}",
+                    gpu.index, instance.number, instance.profile, instance.uuid
+                ));
+            }
         }
         if let Some(mask) = &self.mask {
             ui.line(format!("cuda_visible_devices={mask}"));
@@ -191,7 +204,8 @@ impl Answer for Report {
             };
             ui.verdict("nvidia-smi", tone, &diagnostic);
         }
-        let rows: Vec<Vec<Cell>> = self.gpus().iter().map(|gpu| self.gpu_row(gpu)).collect();
+        let with_parts = |gpu| std::iter::once(self.gpu_row(gpu)).chain(self.part_rows(gpu));
+        let rows: Vec<Vec<Cell>> = self.gpus().iter().flat_map(with_parts).collect();
         if rows.is_empty() {
             ui.line("No GPU.");
         } else {
@@ -259,13 +273,25 @@ impl Report {
             Gpu::Usable {
                 identity,
                 compute_mode,
-            } => json!({
-                "index": identity.index,
-                "uuid": identity.uuid,
-                "usable": true,
-                "visible": self.is_visible(gpu),
-                "compute_mode": compute_mode.to_string(),
-            }),
+                mig,
+            } => {
+                let mut value = json!({
+                    "index": identity.index,
+                    "uuid": identity.uuid,
+                    "usable": true,
+                    "visible": self.is_visible(gpu),
+                    "compute_mode": compute_mode.to_string(),
+                });
+                if mig.is_some() {
+                    let part = |device: &Device| {
+                        let mut part = json!(device.mig());
+                        part["visible"] = self.visibility.shows(device).into();
+                        part
+                    };
+                    value["mig"] = parts(gpu).iter().map(part).collect();
+                }
+                value
+            }
             Gpu::Unusable { index, diagnostic } => json!({
                 "index": index,
                 "uuid": null,
@@ -276,15 +302,26 @@ impl Report {
         }
     }
 
-    fn gpu_row(&self, gpu: &Gpu) -> Vec<Cell> {
-        let visible = match self.is_visible(gpu) {
-            true => ("yes".to_owned(), Tone::Good),
-            false => ("no".to_owned(), Tone::Faint),
+    fn part_rows(&self, gpu: &Gpu) -> impl Iterator<Item = Vec<Cell>> {
+        let row = |device: Device| {
+            let instance = device.mig()?;
+            Some(vec![
+                plain(format!("{}:{}", device.gpu().index, instance.number)),
+                plain(&instance.uuid),
+                plain(format!("MIG {}", instance.profile)),
+                yes_or_no(self.visibility.shows(&device)),
+            ])
         };
+        parts(gpu).into_iter().filter_map(row)
+    }
+
+    fn gpu_row(&self, gpu: &Gpu) -> Vec<Cell> {
+        let visible = yes_or_no(self.is_visible(gpu));
         match gpu {
             Gpu::Usable {
                 identity,
                 compute_mode,
+                ..
             } => vec![
                 plain(identity.index),
                 plain(&identity.uuid),
@@ -351,6 +388,20 @@ impl Report {
             .map(|gpu| gpu.index.to_string())
             .next()
             .unwrap_or_else(|| uuid.to_string())
+    }
+}
+
+/// The MIG instances of a GPU.
+fn parts(gpu: &Gpu) -> Vec<Device> {
+    let mut devices = gpu.devices();
+    devices.retain(|device| device.mig().is_some());
+    devices
+}
+
+fn yes_or_no(is_visible: bool) -> Cell {
+    match is_visible {
+        true => ("yes".to_owned(), Tone::Good),
+        false => ("no".to_owned(), Tone::Faint),
     }
 }
 

@@ -36,9 +36,10 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StopArgs) -> Result<u8, E
     if args.all {
         return stop.all(ui);
     }
-    let name = match args.name.as_deref() {
-        Some(name) => name.parse()?,
-        None => stop.only_one()?,
+    let name = match (args.name.as_deref(), args.gpu.as_deref()) {
+        (Some(name), _) => name.parse()?,
+        (None, Some(gpu)) => daemon::of_gpu(host, &store, gpu)?.record.name,
+        (None, None) => stop.only_one()?,
     };
     let stopped = stop.one(ui, &name)?;
     report(ui, &[stopped], &[]);

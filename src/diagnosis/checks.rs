@@ -1,5 +1,7 @@
 //! The checks. Each sees the facts and nothing else.
 
+use std::cmp::Reverse;
+
 use super::facts::Facts;
 use super::logs::{control_faults, explain, server_faults};
 use super::{Check, Fault, Status, Wanted};
@@ -121,26 +123,33 @@ fn driver(facts: &Facts) -> Finding {
 }
 
 fn cuda_driver(facts: &Facts) -> Finding {
-    let gpu = &facts.plan.gpu;
     match &facts.cuda {
         None => skip("not asked"),
         Some(Ok(seen)) => {
             let version = format!("CUDA {}", version_text(seen.driver_version));
+            let given = facts.plan.visible_devices();
+            if facts.are_shown(seen) {
+                let each = seen.devices.iter().map(|device| {
+                    format!(
+                        "{} with {} multiprocessors",
+                        device.uuid, device.multiprocessors
+                    )
+                });
+                let each: Vec<String> = each.collect();
+                return ok(format!("{version}; a process sees {}", each.join(", ")));
+            }
             match seen.devices.as_slice() {
-                [device] if device.uuid == gpu.uuid => ok(format!(
-                    "{version}; a process sees {} with {} multiprocessors",
-                    device.uuid, device.multiprocessors
-                )),
                 [device] => fail(
                     format!(
-                        "{version}; a process that is given {} sees {}",
-                        gpu.uuid, device.uuid
+                        "{version}; a process that is given {given} sees {}",
+                        device.uuid
                     ),
                     "nvidia-smi -L",
                 ),
                 devices => fail(
                     format!(
-                        "{version}; a process that is given {gpu} sees {} devices",
+                        "{version}; a process that is given {} sees {} devices",
+                        facts.plan.text(),
                         devices.len()
                     ),
                     "ls -l /dev/nvidia*",
@@ -184,10 +193,32 @@ fn gpus(facts: &Facts) -> Finding {
     )
 }
 
+/// The mode of the first GPU whose mode is worth a word, or that of all.
 fn compute_mode(facts: &Facts) -> Finding {
-    let index = facts.plan.gpu.index;
+    let each = facts.plan.devices.iter().map(|device| {
+        let gpu = device.gpu();
+        compute_mode_of(facts, gpu.index, facts.discovery.compute_mode(gpu))
+    });
+    let mut findings: Vec<Finding> = each.collect();
+    findings.sort_by_key(|(status, _, remedy)| (Reverse(severity(*status)), remedy.is_none()));
+    findings
+        .into_iter()
+        .next()
+        .unwrap_or_else(|| skip("unknown"))
+}
+
+fn severity(status: Status) -> u8 {
+    match status {
+        Status::Ok => 0,
+        Status::Skip => 1,
+        Status::Warn => 2,
+        Status::Fail => 3,
+    }
+}
+
+fn compute_mode_of(facts: &Facts, index: u32, mode: Option<&ComputeMode>) -> Finding {
     let has_daemon = !facts.running().is_empty();
-    match facts.compute_mode() {
+    match mode {
         Some(ComputeMode::ExclusiveProcess) if has_daemon => {
             ok("Exclusive_Process: only the MPS server computes")
         }
@@ -255,7 +286,7 @@ fn server_program(facts: &Facts) -> Finding {
 }
 
 fn selection(facts: &Facts) -> Finding {
-    ok(format!("{} by {}", facts.plan.gpu, facts.plan.selector))
+    ok(format!("{} by {}", facts.plan.text(), facts.plan.selector))
 }
 
 fn record(facts: &Facts) -> Finding {
@@ -462,14 +493,20 @@ fn mask(facts: &Facts) -> Finding {
     let notes = &facts.visibility.notes;
     if !facts.is_visible() {
         return fail(
-            format!("CUDA_VISIBLE_DEVICES={mask:?} hides GPU {}", facts.plan.gpu),
+            format!(
+                "CUDA_VISIBLE_DEVICES={mask:?} hides GPU {}",
+                facts.plan.text()
+            ),
             "unset CUDA_VISIBLE_DEVICES, or eval \"$(uni-cumps env)\"",
         );
     }
     if !notes.is_empty() {
         return warn(
             format!("CUDA_VISIBLE_DEVICES={mask:?}: {}", notes.join("; ")),
-            format!("export CUDA_VISIBLE_DEVICES={}", facts.plan.gpu.uuid),
+            format!(
+                "export CUDA_VISIBLE_DEVICES={}",
+                facts.plan.visible_devices()
+            ),
         );
     }
     ok(format!("CUDA_VISIBLE_DEVICES={mask:?}"))
@@ -634,24 +671,23 @@ fn probe(facts: &Facts) -> Finding {
             "uni-cumps doctor --only logs",
         ),
         Some(Ok(Probe { seen, server })) => {
-            let Some(device) = seen
-                .devices
-                .iter()
-                .find(|device| device.uuid == facts.plan.gpu.uuid)
-            else {
+            if !facts.are_shown(seen) {
                 return fail(
                     format!(
                         "through the daemon a process does not see GPU {}",
-                        facts.plan.gpu
+                        facts.plan.text()
                     ),
                     "eval \"$(uni-cumps env)\"",
                 );
-            };
-            let free = device.free_memory.unwrap_or_default() >> 20;
-            let words = format!(
-                "{}, {} multiprocessors, {free} MiB allocatable",
-                device.uuid, device.multiprocessors
-            );
+            }
+            let each = seen.devices.iter().map(|device| {
+                let free = device.free_memory.unwrap_or_default() >> 20;
+                format!(
+                    "{}, {} multiprocessors, {free} MiB allocatable",
+                    device.uuid, device.multiprocessors
+                )
+            });
+            let words = each.collect::<Vec<String>>().join("; ");
             match server {
                 Some(server) => ok(format!("{words}; seen as a client of server {server}")),
                 None => fail(

@@ -11,7 +11,7 @@ use crate::cpu_topology;
 use crate::daemon::{self, Observed};
 use crate::driver::{self, DriverFailure, Probe, Seen};
 use crate::error::Error;
-use crate::gpu::{ComputeMode, GpuUuid};
+use crate::gpu::{self, GpuUuid};
 use crate::host::Host;
 use crate::mps::{self, AskError, Control, Keeper, Socket};
 use crate::nvidia_smi::{self, Discovery};
@@ -129,15 +129,12 @@ pub type Wanted<'w> = &'w dyn Fn(&str) -> bool;
 pub fn gather(host: &Host, selector: Option<&str>, wanted: Wanted<'_>) -> Result<Facts, Error> {
     let discovery = nvidia_smi::discover(host)?;
     let mask = host.env.visible_devices();
-    let plan = discovery.resolve(selector, mask.as_deref())?;
+    let plan = discovery.resolve_one(selector, mask.as_deref())?;
     let visibility = topology::visible(&discovery.gpus, mask.as_deref());
     let (daemons, _) = daemon::observe_all(host, &Store::of(host)?)?;
     let daemons: Vec<Observed> = daemons
         .into_iter()
-        .filter(|daemon| {
-            daemon.record.topology_mode == plan.mode
-                && daemon.record.gpu_uuids == [plan.gpu.uuid.clone()]
-        })
+        .filter(|daemon| daemon.record.gpu_list() == plan.visible_devices())
         .collect();
     let pipe = judged_pipe(host, &daemons);
     let socket = mps::control_socket(host, &pipe);
@@ -158,10 +155,10 @@ pub fn gather(host: &Host, selector: Option<&str>, wanted: Wanted<'_>) -> Result
         container: container(host),
         module: line("/sys/module/nvidia/version"),
         probe: wanted("probe")
-            .then(|| driver::probe_in_child(host, &plan.gpu.uuid, &pipe, PROBE_LIMIT)),
+            .then(|| driver::probe_in_child(host, &plan.visible_devices(), &pipe, PROBE_LIMIT)),
         cuda: wanted("cuda-driver")
-            .then(|| driver::look_in_child(host, Some(plan.gpu.uuid.as_str()), LIMIT)),
-        mig: mig_instances(host, &plan.gpu.uuid),
+            .then(|| driver::look_in_child(host, Some(&plan.visible_devices()), LIMIT)),
+        mig: mig_instances(host, &plan.devices),
         control: host.find_program(mps::CONTROL),
         server: control.as_ref().and_then(Control::server_program),
         pipe_directory: pipe_directory(host, &pipe),
@@ -186,9 +183,14 @@ pub fn gather(host: &Host, selector: Option<&str>, wanted: Wanted<'_>) -> Result
 }
 
 impl Facts {
-    /// The compute mode of the GPU.
-    pub fn compute_mode(&self) -> Option<&ComputeMode> {
-        self.discovery.compute_mode(&self.plan.gpu)
+    /// Whether these are the devices that a process saw, in their order. A MIG instance is seen under the UUID of its GPU by
+    /// some drivers.
+    pub fn are_shown(&self, seen: &Seen) -> bool {
+        let is_it = |(wanted, found): (&gpu::Device, &driver::Device)| {
+            wanted.mig().is_some() || wanted.gpu().uuid == found.uuid
+        };
+        let wanted = &self.plan.devices;
+        seen.devices.len() == wanted.len() && wanted.iter().zip(&seen.devices).all(is_it)
     }
 
     /// Our daemons that run.
@@ -198,7 +200,8 @@ impl Facts {
 
     /// Whether the caller's programs see the GPU.
     pub fn is_visible(&self) -> bool {
-        self.visibility.shows(&self.plan.gpu)
+        let mut devices = self.plan.devices.iter();
+        devices.all(|device| self.visibility.shows(device))
     }
 
     /// The value of a variable of the caller.
@@ -255,8 +258,16 @@ fn ask(host: &Host, control: &Control<'_>) -> Result<Result<Vec<Server>, String>
     Ok(Ok(servers.collect()))
 }
 
-/// The kernel module shows an instance as a directory `gi<n>` of the GPU's minor number.
-fn mig_instances(host: &Host, gpu: &GpuUuid) -> Option<usize> {
+/// How many MIG instances the whole GPUs among these devices have. The kernel module shows one as a directory `gi<n>` of
+/// the GPU's minor number.
+fn mig_instances(host: &Host, devices: &[gpu::Device]) -> Option<usize> {
+    let whole = devices.iter().filter(|device| device.mig().is_none());
+    whole
+        .map(|device| instances_of(host, &device.gpu().uuid))
+        .sum()
+}
+
+fn instances_of(host: &Host, gpu: &GpuUuid) -> Option<usize> {
     let gpus = fs::read_dir(host.root.at("/proc/driver/nvidia/gpus")).ok()?;
     let minor = gpus.flatten().find_map(|entry| {
         let text = fs::read_to_string(entry.path().join("information")).ok()?;

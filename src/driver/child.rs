@@ -12,7 +12,6 @@ use super::{DriverFailure, Seen};
 use crate::checkpoint::Call;
 use crate::cli::{CALL_COMMAND, LOOK_COMMAND, THROUGH_DAEMON};
 use crate::error::Error;
-use crate::gpu::GpuUuid;
 use crate::host::Host;
 use crate::process;
 use crate::runner::{Invocation, Mode, RunError, Status};
@@ -42,15 +41,15 @@ pub fn look_in_child(
     in_child(host, args, env, Mode::Captured(limit))
 }
 
-/// Has a child of ours initialise CUDA on `gpu` through the daemon in `pipe` and look for itself among the clients.
+/// Has a child of ours initialise CUDA on these devices through the daemon in `pipe` and look for itself among the clients.
 pub fn probe_in_child(
     host: &Host,
-    gpu: &GpuUuid,
+    visible: &str,
     pipe: &Path,
     limit: Duration,
 ) -> Result<Probe, DriverFailure> {
     let mut env = environment(host, pipe);
-    set(&mut env, MASK, gpu.as_str());
+    set(&mut env, MASK, visible);
     let args = vec![LOOK_COMMAND.into(), THROUGH_DAEMON.into()];
     in_child(host, args, env, Mode::Captured(limit))
 }

@@ -2,17 +2,19 @@
 //! a hint that can be typed; only `ui` prints them. A new variant does not compile until it has all of these.
 
 mod checkpoint;
+mod selection;
 mod smi;
 mod unmet;
 
 pub use checkpoint::CheckpointFailure;
+pub use selection::Selection;
 pub use smi::SmiFailure;
 pub use unmet::Unmet;
 
 use std::io;
 use std::path::PathBuf;
 
-use crate::gpu::{GpuIdentity, GpuUuid, SelectorError, UuidError};
+use crate::gpu::Device;
 use crate::rank::RankError;
 use crate::record::{DaemonName, NameError};
 use crate::shell::{Unwritable, is_assignment, quote_path};
@@ -21,53 +23,9 @@ use crate::shell::{Unwritable, is_assignment, quote_path};
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     // Selecting GPUs.
-    /// `--gpus` cannot be read.
+    /// It is not clear which GPUs are meant, or they cannot be had.
     #[error("{0}")]
-    Selector(#[from] SelectorError),
-    /// `--gpus` names a GPU that is not here.
-    #[error("GPU selector {selector:?} matches no GPU of this machine")]
-    NoSuchGpu {
-        /// The entry.
-        selector: String,
-        /// The GPUs that could have been named.
-        usable: Vec<GpuIdentity>,
-        /// The one GPU whose UUID begins like the entry.
-        abbreviated: Option<GpuIdentity>,
-    },
-    /// `--gpus` or the mask names a GPU whose row nvidia-smi could not fill in.
-    #[error("GPU index {index} is not usable")]
-    UnusableGpu {
-        /// nvidia-smi's index.
-        index: u32,
-        /// nvidia-smi's text.
-        diagnostic: String,
-    },
-    /// No `--gpus`, and more than one GPU is visible.
-    #[error("{} GPUs are visible and one must be chosen", visible.len())]
-    SeveralGpus {
-        /// The visible GPUs.
-        visible: Vec<GpuIdentity>,
-    },
-    /// `--gpus` names more than one GPU.
-    #[error("{selector:?} names several GPUs; a daemon serves one")]
-    SeveralSelected {
-        /// The selector as typed.
-        selector: String,
-    },
-    /// The machine has no usable GPU.
-    #[error("no usable NVIDIA GPU was found")]
-    NoGpu {
-        /// What nvidia-smi had to say.
-        diagnostic: Option<String>,
-    },
-    /// The caller's `CUDA_VISIBLE_DEVICES` leaves no GPU.
-    #[error("CUDA_VISIBLE_DEVICES={mask:?} leaves no GPU visible")]
-    MaskHidesAll {
-        /// The variable's value.
-        mask: String,
-        /// What is wrong with it.
-        notes: Vec<String>,
-    },
+    Selection(#[from] Selection),
 
     // nvidia-smi.
     /// nvidia-smi gave no list of GPUs.
@@ -110,7 +68,7 @@ pub enum Error {
     },
     /// No live daemon serves the GPU that was asked for.
     #[error("no live daemon of yours serves GPU {0}")]
-    NoDaemonForGpu(GpuUuid),
+    NoDaemonForGpu(String),
     /// There is no daemon for a launcher's rank.
     #[error("{0}")]
     Rank(#[from] RankError),
@@ -248,15 +206,18 @@ pub enum Error {
         found: String,
     },
     /// Another live daemon of ours serves the GPU.
-    #[error("daemon {by} (pid {pid}) already serves GPU {gpu}")]
+    #[error("daemon {by} (pid {pid}) already serves GPU {device}")]
     GpuTaken {
-        /// The GPU.
-        gpu: GpuIdentity,
+        /// The GPU, or the part of one.
+        device: Device,
         /// The daemon that serves it.
         by: DaemonName,
         /// Its pid.
         pid: i32,
     },
+    /// What can be said of one daemon was said of several.
+    #[error("{0} daemons cannot have one name or one directory")]
+    ForOneDaemon(usize),
     /// Somebody holds the lock for longer than we wait.
     #[error("another uni-cumps is working on the same records")]
     Busy {
@@ -451,14 +412,7 @@ impl Error {
     /// A short name that stays the same for good, for `--json`.
     pub fn code(&self) -> &'static str {
         match self {
-            Self::Selector(SelectorError::Uuid(UuidError::Mig(_))) => "mig-not-supported",
-            Self::Selector(_) => "bad-selector",
-            Self::NoSuchGpu { .. } => "no-such-gpu",
-            Self::UnusableGpu { .. } => "unusable-gpu",
-            Self::SeveralGpus { .. } => "several-gpus",
-            Self::SeveralSelected { .. } => "several-selected",
-            Self::NoGpu { .. } => "no-gpu",
-            Self::MaskHidesAll { .. } => "mask-hides-all",
+            Self::Selection(failure) => failure.code(),
             Self::NvidiaSmi(SmiFailure::NotFound) => "nvidia-smi-not-found",
             Self::NvidiaSmi(SmiFailure::TimedOut { .. }) => "nvidia-smi-timed-out",
             Self::NvidiaSmi(_) => "nvidia-smi-failed",
@@ -489,6 +443,7 @@ impl Error {
             Self::AlreadyLive { .. } => "already-live",
             Self::Unreachable { .. } => "unreachable",
             Self::GpuTaken { .. } => "gpu-taken",
+            Self::ForOneDaemon(_) => "for-one-daemon",
             Self::Busy { .. } => "busy",
             Self::NoHome { .. } => "no-home",
             Self::NoSuchUser(_) => "no-such-user",
@@ -517,28 +472,7 @@ impl Error {
     /// Why it went wrong, where the sentence does not say so itself.
     pub fn cause(&self) -> Option<String> {
         match self {
-            Self::Selector(SelectorError::Empty) => None,
-            Self::Selector(SelectorError::Uuid(UuidError::Mig(_))) => {
-                Some("a daemon serves a whole GPU".into())
-            }
-            Self::Selector(SelectorError::Uuid(UuidError::Malformed(_))) => {
-                Some("a GPU is named by nvidia-smi's index or by its UUID, GPU-…".into())
-            }
-            Self::NoSuchGpu {
-                abbreviated: Some(gpu),
-                ..
-            } => Some(format!(
-                "a UUID must be complete here; {gpu} begins like it"
-            )),
-            Self::NoSuchGpu { usable, .. } if usable.is_empty() => {
-                Some("no GPU is usable".to_owned())
-            }
-            Self::NoSuchGpu { usable, .. } => Some(format!("usable are {}", list(usable))),
-            Self::UnusableGpu { diagnostic, .. } => Some(format!("nvidia-smi says {diagnostic:?}")),
-            Self::SeveralGpus { visible } => Some(format!("visible are {}", list(visible))),
-            Self::SeveralSelected { .. } => None,
-            Self::NoGpu { diagnostic } => diagnostic.clone(),
-            Self::MaskHidesAll { notes, .. } => (!notes.is_empty()).then(|| notes.join("; ")),
+            Self::Selection(failure) => failure.cause(),
             Self::NvidiaSmi(failure) => Some(failure.to_string()),
             Self::Unmet(_) => None,
             Self::Checkpoint(failure) => failure.cause(),
@@ -555,6 +489,7 @@ impl Error {
             | Self::AlreadyLive { .. }
             | Self::NoSuchUser(_)
             | Self::NoDaemonForGpu(_)
+            | Self::ForOneDaemon(_)
             | Self::CpuPlan { .. }
             | Self::NoCpuMask
             | Self::Rank(_)
@@ -617,33 +552,7 @@ impl Error {
     /// What to type or to do next.
     pub fn hint(&self) -> String {
         match self {
-            Self::Selector(SelectorError::Uuid(UuidError::Mig(_))) => {
-                "nvidia-smi -L lists the whole GPUs; give one as --gpus GPU-…".into()
-            }
-            Self::Selector(_) => "--gpus 0, or --gpus GPU-… as `nvidia-smi -L` prints it".into(),
-            Self::NoSuchGpu {
-                abbreviated: Some(gpu),
-                ..
-            } => format!("--gpus {}", gpu.uuid),
-            Self::NoSuchGpu { .. } | Self::UnusableGpu { .. } | Self::NoGpu { .. } => {
-                "uni-cumps status".into()
-            }
-            Self::SeveralGpus { visible } => match visible.first() {
-                Some(gpu) => format!("--gpus {}", gpu.index),
-                None => "uni-cumps status".into(),
-            },
-            Self::SeveralSelected { selector } => {
-                let first = crate::gpu::entries(selector)
-                    .next()
-                    .filter(|entry| *entry != "all");
-                format!(
-                    "start one daemon for each: uni-cumps start --gpus {}",
-                    first.unwrap_or("0")
-                )
-            }
-            Self::MaskHidesAll { .. } => {
-                "unset CUDA_VISIBLE_DEVICES, or name the GPU with --gpus".into()
-            }
+            Self::Selection(failure) => failure.hint(),
             Self::NvidiaSmi(failure) => failure.hint(),
             Self::Unmet(unmet) => unmet.hint(),
             Self::Checkpoint(failure) => failure.hint(),
@@ -707,6 +616,10 @@ impl Error {
                 format!(
                     "eval \"$(uni-cumps env --name {by})\", or first uni-cumps stop --name {by}"
                 )
+            }
+            Self::ForOneDaemon(_) => {
+                "leave out --name, --pipe-dir and --log-dir, or start one daemon over all of them: --topology single_task_multi_gpu"
+                    .into()
             }
             Self::Busy { pid: Some(pid), .. } => format!("wait, or see what it does: ps -fp {pid}"),
             Self::Busy { pid: None, .. } => "wait and try again".into(),

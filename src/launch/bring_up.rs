@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use crate::daemon;
 use crate::error::Error;
-use crate::gpu::GpuUuid;
 use crate::host::Host;
 use crate::mps::{self, AskError, Control, Keeper, LogMark};
 use crate::process::{self, Running};
@@ -30,8 +29,8 @@ pub(super) struct Launch<'l> {
     pub(super) control: &'l Control<'l>,
     /// Where it works; created before.
     pub(super) directories: &'l Directories,
-    /// What it serves.
-    pub(super) gpus: &'l [GpuUuid],
+    /// What it serves: its `CUDA_VISIBLE_DEVICES`.
+    pub(super) visible: &'l str,
 }
 
 impl Launch<'_> {
@@ -50,7 +49,7 @@ impl Launch<'_> {
     ) -> Result<T, Error> {
         let log = LogMark::set(self.host, &self.directories.log);
         let mut group = 0;
-        let ready = match self.control.launch(self.gpus) {
+        let ready = match self.control.launch(self.visible) {
             Ok(finished) => {
                 group = finished.process_group;
                 if finished.status.success() || self.keeper_is(&may_join) {
@@ -84,7 +83,7 @@ impl Launch<'_> {
         thread::scope(|scope| {
             let child = thread::Builder::new()
                 .spawn_scoped(scope, || {
-                    let finished = self.control.foreground(self.gpus);
+                    let finished = self.control.foreground(self.visible);
                     ended.store(true, Ordering::Release);
                     finished
                 })

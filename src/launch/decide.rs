@@ -99,9 +99,14 @@ impl Wanted<'_> {
             Some((intent, (*pid)?))
         });
         for (record, pid) in recorded.chain(unfinished) {
-            if record.name != self.name && record.gpu_uuids.contains(&self.plan.gpu.uuid) {
+            let taken = self
+                .plan
+                .devices
+                .iter()
+                .find(|device| record.covers(device));
+            if let Some(device) = taken.filter(|_| record.name != self.name) {
                 return Err(Error::GpuTaken {
-                    gpu: self.plan.gpu.clone(),
+                    device: device.clone(),
                     by: record.name.clone(),
                     pid,
                 });
@@ -128,7 +133,7 @@ impl Wanted<'_> {
     fn is_wanted(&self, entry: Option<&Entry>, process: &Running) -> bool {
         let same_place = matches!(entry, Some(Entry::Intent(intent))
             if intent.pipe_directory == self.directories.pipe);
-        same_place && self.serves_just_this_gpu(process)
+        same_place && self.serves_just_these_devices(process)
     }
 
     /// What to do about the process that keeps our pipe directory. A daemon of this user in our own default directory
@@ -139,7 +144,7 @@ impl Wanted<'_> {
             Keeper::Process(process)
                 if self.directories.pipe_is_our_own()
                     && process.uid == self.host.uid
-                    && self.serves_just_this_gpu(&process) =>
+                    && self.serves_just_these_devices(&process) =>
             {
                 Ok(Way::Adopt(process))
             }
@@ -178,11 +183,11 @@ impl Wanted<'_> {
     pub(super) fn may_join(&self, process: &Running) -> bool {
         self.directories.pipe_is_our_own()
             && process.uid == self.host.uid
-            && self.serves_just_this_gpu(process)
+            && self.serves_just_these_devices(process)
     }
 
-    fn serves_just_this_gpu(&self, process: &Running) -> bool {
+    fn serves_just_these_devices(&self, process: &Running) -> bool {
         let visible = process::variable_of(self.host, process.id.pid, "CUDA_VISIBLE_DEVICES");
-        visible.as_deref() == Some(self.plan.gpu.uuid.as_str())
+        visible == Some(self.plan.visible_devices())
     }
 }

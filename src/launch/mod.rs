@@ -9,12 +9,12 @@ use std::time::UNIX_EPOCH;
 
 use crate::daemon;
 use crate::error::Error;
-use crate::gpu::{ComputeMode, GpuUuid};
+use crate::gpu::{ComputeMode, Device, GpuIdentity};
 use crate::host::Host;
 use crate::mps::{self, CONTROL, Control};
 use crate::nvidia_smi::{self, Discovery};
 use crate::process::{self, Running};
-use crate::record::{DaemonName, DaemonRecord, Place, ProcessId};
+use crate::record::{DaemonName, DaemonRecord, Place, ProcessId, TopologyMode};
 use crate::runner::{Finished, hold_signals};
 use crate::runtime_dir::{self, Directories};
 use crate::store::{Entry, Locked, Store};
@@ -27,8 +27,10 @@ use decide::{Decision, Way};
 /// What the user asks for.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Request<'r> {
-    /// The GPU: an index or a UUID, or the only visible one.
+    /// The GPUs: indices and UUIDs, `all`, or the only visible one.
     pub gpus: Option<&'r str>,
+    /// How they are used, where the selector alone would mean something else.
+    pub topology: Option<TopologyMode>,
     /// The daemon's label, or the default one of the GPU.
     pub name: Option<&'r str>,
     /// The pipe directory, or the default one.
@@ -52,14 +54,41 @@ pub struct Wanted<'h> {
 }
 
 impl<'h> Wanted<'h> {
-    /// Finds out which GPU and which directories are meant; calls nvidia-smi.
-    pub fn of(host: &'h Host, request: Request<'_>) -> Result<Self, Error> {
+    /// Finds out which GPUs and which directories are meant; calls nvidia-smi. Directories and a name can be told only
+    /// to one daemon.
+    pub fn of(host: &'h Host, request: Request<'_>) -> Result<Vec<Self>, Error> {
         let discovery = nvidia_smi::discover(host)?;
         let mask = host.env.visible_devices();
-        let plan = discovery.resolve(request.gpus, mask.as_deref())?;
+        let plans = discovery.resolve_all(request.gpus, request.topology, mask.as_deref())?;
+        let is_particular =
+            request.name.is_some() || request.pipe_dir.is_some() || request.log_dir.is_some();
+        if plans.len() > 1 && is_particular {
+            return Err(Error::ForOneDaemon(plans.len()));
+        }
+        let each = plans.into_iter();
+        each.map(|plan| Self::of_plan(host, request, &discovery, plan))
+            .collect()
+    }
+
+    /// Likewise, where only one daemon can be meant.
+    pub fn only(host: &'h Host, request: Request<'_>) -> Result<Self, Error> {
+        let mut all = Self::of(host, request)?;
+        match (all.pop(), all.is_empty()) {
+            (Some(wanted), true) => Ok(wanted),
+            _ => Err(Error::ForOneDaemon(all.len() + 1)),
+        }
+    }
+
+    fn of_plan(
+        host: &'h Host,
+        request: Request<'_>,
+        discovery: &Discovery,
+        plan: Plan,
+    ) -> Result<Self, Error> {
+        let mask = host.env.visible_devices();
         let name = match request.name {
             Some(name) if !name.is_empty() => name.parse()?,
-            _ => DaemonName::for_gpu(&plan.gpu.uuid)?,
+            _ => DaemonName::for_devices(&plan.devices)?,
         };
         let (directories, path_notes) =
             runtime_dir::plan(host, &name, request.pipe_dir, request.log_dir)?;
@@ -67,7 +96,7 @@ impl<'h> Wanted<'h> {
             .ok_or(Error::NoProgram(CONTROL))?;
         let notes = path_notes
             .into_iter()
-            .chain(gpu_notes(&discovery, &plan, mask.as_deref()))
+            .chain(gpu_notes(discovery, &plan, mask.as_deref()))
             .chain(environment_notes(host, &directories))
             .chain(server_note(&control))
             .collect();
@@ -83,6 +112,33 @@ impl<'h> Wanted<'h> {
         })
     }
 
+    /// The daemon's label.
+    pub fn name(&self) -> &DaemonName {
+        &self.name
+    }
+
+    /// Whether it is one of several daemons that were asked for together, be it the only one.
+    pub fn is_one_of_several(&self) -> bool {
+        self.plan.mode == TopologyMode::TaskPerGpu
+    }
+
+    /// The daemon, if it is there already and programs reach it. For a single GPU that is no success, as the Python command
+    /// has it.
+    pub fn is_there(&self) -> Result<Option<DaemonRecord>, Error> {
+        if self.plan.mode == TopologyMode::SingleGpu {
+            return Ok(None);
+        }
+        let store = Store::of(self.host)?;
+        let Some(Entry::Record(record)) = store.entry(&self.name) else {
+            return Ok(None);
+        };
+        let wanted = self.plan.devices.iter().all(|device| record.covers(device))
+            && record.gpu_uuids.len() == self.plan.devices.len();
+        let is_ours = record.uid == self.host.uid && wanted;
+        let daemon = daemon::observe(self.host, &self.here, record);
+        Ok((is_ours && daemon.state.reachable()).then_some(daemon.record))
+    }
+
     /// Starts the daemon and returns its record. It answers by then.
     pub fn start(&self, ui: &mut Ui<'_>) -> Result<DaemonRecord, Error> {
         let store = Store::of(self.host)?;
@@ -94,7 +150,7 @@ impl<'h> Wanted<'h> {
             Way::Launch => ui
                 .waiting("waiting for the daemon's first answer", || {
                     let put = |process: &Running| self.put(&locked, process);
-                    self.launch(&[self.gpu()])
+                    self.launch(&self.plan.visible_devices())
                         .detached(|found| self.may_join(found), put)
                 })
                 .map_err(|failure| self.take_back(&locked, failure)),
@@ -119,7 +175,7 @@ impl<'h> Wanted<'h> {
             });
         }
         let finished = self
-            .launch(&[self.gpu()])
+            .launch(&self.plan.visible_devices())
             .foreground(|process| {
                 ready(ui, &self.put(&locked, process)?);
                 locked.release();
@@ -157,7 +213,9 @@ impl<'h> Wanted<'h> {
             ));
         }
         ui.call_with(&nvidia_smi::call(self.host)?, &[]);
-        let [launch, question] = self.control.calls_of_a_start(&[self.gpu()], foreground);
+        let [launch, question] = self
+            .control
+            .calls_of_a_start(&self.plan.visible_devices(), foreground);
         if let Way::Launch = decision.way {
             let missing = self.missing_directories();
             if !missing.is_empty() {
@@ -183,16 +241,12 @@ impl<'h> Wanted<'h> {
             .collect()
     }
 
-    fn gpu(&self) -> GpuUuid {
-        self.plan.gpu.uuid.clone()
-    }
-
-    fn launch<'l>(&'l self, gpus: &'l [GpuUuid]) -> Launch<'l> {
+    fn launch<'l>(&'l self, visible: &'l str) -> Launch<'l> {
         Launch {
             host: self.host,
             control: &self.control,
             directories: &self.directories,
-            gpus,
+            visible,
         }
     }
 
@@ -256,13 +310,16 @@ impl<'h> Wanted<'h> {
 
     fn record(&self, process: ProcessId) -> DaemonRecord {
         let now = self.host.clock.now().duration_since(UNIX_EPOCH);
+        let gpus: Vec<&GpuIdentity> = self.plan.devices.iter().map(Device::gpu).collect();
+        let instance = self.plan.devices.iter().find_map(Device::mig);
         DaemonRecord {
             name: self.name.clone(),
             uid: self.host.uid,
             place: self.here.clone(),
             topology_mode: self.plan.mode,
-            gpu_uuids: vec![self.gpu()],
-            gpu_indices: vec![self.plan.gpu.index],
+            gpu_uuids: gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
+            gpu_indices: gpus.iter().map(|gpu| gpu.index).collect(),
+            mig_uuid: instance.map(|instance| instance.uuid.clone()),
             pipe_directory: self.directories.pipe.clone(),
             log_directory: self.directories.log.clone(),
             process,
@@ -284,7 +341,7 @@ impl<'h> Wanted<'h> {
         locked: &Locked<'_>,
         process: &Running,
     ) -> Result<DaemonRecord, Error> {
-        self.launch(&[]).answers()?;
+        self.launch("").answers()?;
         let mut record = self.record(process.id);
         if let Some(log) = process::variable_of(self.host, process.id.pid, "CUDA_MPS_LOG_DIRECTORY")
         {
@@ -327,19 +384,21 @@ impl<'h> Wanted<'h> {
 /// What the caller should know about the GPU.
 fn gpu_notes(discovery: &Discovery, plan: &Plan, mask: Option<&str>) -> Vec<String> {
     let mut notes = discovery.messages.clone();
-    if discovery.compute_mode(&plan.gpu) == Some(&ComputeMode::Prohibited) {
-        notes.push(format!(
-            "GPU {} has compute mode Prohibited and takes no program; an administrator can change it: sudo nvidia-smi -i {} -c DEFAULT",
-            plan.gpu, plan.gpu.index
-        ));
-    }
-    if let Some(mask) = mask
-        && !topology::visible(&discovery.gpus, Some(mask)).shows(&plan.gpu)
-    {
-        notes.push(format!(
-            "CUDA_VISIBLE_DEVICES={mask:?} hides GPU {}; --gpus goes before it",
-            plan.gpu
-        ));
+    for device in &plan.devices {
+        let gpu = device.gpu();
+        if discovery.compute_mode(gpu) == Some(&ComputeMode::Prohibited) {
+            notes.push(format!(
+                "GPU {gpu} has compute mode Prohibited and takes no program; an administrator can change it: sudo nvidia-smi -i {} -c DEFAULT",
+                gpu.index
+            ));
+        }
+        if let Some(mask) = mask
+            && !topology::visible(&discovery.gpus, Some(mask)).shows(device)
+        {
+            notes.push(format!(
+                "CUDA_VISIBLE_DEVICES={mask:?} hides GPU {device}; --gpus goes before it"
+            ));
+        }
     }
     notes
 }

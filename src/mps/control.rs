@@ -12,7 +12,6 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::pipe::lock_is_held;
-use crate::gpu::GpuUuid;
 use crate::host::{Host, is_executable};
 use crate::runner::{Finished, Invocation, Mode, RunError};
 
@@ -150,35 +149,35 @@ impl<'h> Control<'h> {
 
     /// The call that becomes the daemon. `-d` or `-f` must be the only argument: anything more turns the program of
     /// 550 and older into the asking front-end.
-    fn daemon_call(&self, flag: &str, gpus: &[GpuUuid], mode: Mode) -> Invocation {
+    fn daemon_call(&self, flag: &str, visible: &str, mode: Mode) -> Invocation {
         let mut call = self.call("start the control daemon", &[flag], "", mode);
-        let uuids: Vec<&str> = gpus.iter().map(GpuUuid::as_str).collect();
         call.env
-            .push(("CUDA_VISIBLE_DEVICES".into(), uuids.join(",").into()));
+            .push(("CUDA_VISIBLE_DEVICES".into(), visible.into()));
         call
     }
 
     /// The calls that `launch`, or `foreground`, and then the first question make. The marker of a question is another
     /// one each time.
-    pub fn calls_of_a_start(&self, gpus: &[GpuUuid], foreground: bool) -> [Invocation; 2] {
+    pub fn calls_of_a_start(&self, visible: &str, foreground: bool) -> [Invocation; 2] {
         let flag = if foreground { FOREGROUND } else { DETACHED };
         let mode = Mode::Captured(LAUNCH_LIMIT);
         let script = script(SERVERS, &self.next_marker());
         [
-            self.daemon_call(flag, gpus, mode),
+            self.daemon_call(flag, visible, mode),
             self.question_call(&script, mode),
         ]
     }
 
-    /// Launches the daemon detached. Exit 0 means that it listens, not yet that it answers.
-    pub fn launch(&self, gpus: &[GpuUuid]) -> Result<Finished, RunError> {
-        let call = self.daemon_call(DETACHED, gpus, Mode::Captured(LAUNCH_LIMIT));
+    /// Launches the daemon detached for the devices of this `CUDA_VISIBLE_DEVICES`. Exit 0 means that it listens, not yet
+    /// that it answers.
+    pub fn launch(&self, visible: &str) -> Result<Finished, RunError> {
+        let call = self.daemon_call(DETACHED, visible, Mode::Captured(LAUNCH_LIMIT));
         self.host.runner.run(&call)
     }
 
     /// Runs the daemon as our child until it ends.
-    pub fn foreground(&self, gpus: &[GpuUuid]) -> Result<Finished, RunError> {
-        let call = self.daemon_call(FOREGROUND, gpus, Mode::Foreground);
+    pub fn foreground(&self, visible: &str) -> Result<Finished, RunError> {
+        let call = self.daemon_call(FOREGROUND, visible, Mode::Foreground);
         self.host.runner.run(&call)
     }
 
@@ -466,7 +465,6 @@ mod tests {
             .into_iter()
             .collect();
         let control = Control::find(&host, Path::new(PIPE), Path::new("/log")).unwrap();
-        let gpus = ["GPU-a", "GPU-b"].map(|uuid| uuid.parse().unwrap());
-        assert!(control.launch(&gpus).unwrap().status.success());
+        assert!(control.launch("GPU-a,GPU-b").unwrap().status.success());
     }
 }

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::error::Error;
 use crate::host::Host;
+use crate::record::fnv;
 
 /// Files that are being written have names that begin like this.
 const ASIDE: &str = ".aside-";
@@ -184,10 +185,7 @@ impl<'h> LockFile<'h> {
 /// The byte of a lock file that stands for a name. Two names that share a byte only wait for each other once in a while.
 /// Byte 0 is nobody's.
 pub(super) fn byte_of(name: &str) -> i64 {
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    1 + i64::try_from(hash >> 2).unwrap_or(0)
+    1 + i64::try_from(fnv(name) >> 2).unwrap_or(0)
 }
 
 fn region(kind: i32, byte: i64) -> libc::flock {

@@ -45,7 +45,7 @@ fn the_help_names_every_command_and_goes_to_standard_output() {
         ("status", "--json"),
         ("doctor", "--gpus <GPU>"),
         ("doctor", "--json"),
-        ("start", "--gpus <GPU>"),
+        ("start", "--gpus <GPUS>"),
         ("start", "--name <NAME>"),
         ("start", "--pipe-dir <DIR>"),
         ("start", "--log-dir <DIR>"),

@@ -439,7 +439,7 @@ fn groff_has_nothing_to_say_against_the_manual_page() {
     assert_eq!(typeset("-z"), "");
     let read = typeset("-Tascii -P-cbou");
     for line in [
-        "       uni-cumps start [--gpus <GPU>] [--name <NAME>]",
+        "       uni-cumps start [--gpus <GPUS>] [--topology <TOPOLOGY>]",
         "       -v, --verbose\n",
         "       $TMPDIR/uni-cumps/<name>/{pipe,log}\n",
         "Typical use:  uni-cumps start; eval \"$(uni-cumps env)\"; ",

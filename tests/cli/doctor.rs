@@ -107,7 +107,7 @@ fn doctor_no_torch() {
     machine.run(["doctor"]).succeeds();
     assert_eq!(
         machine.calls(),
-        "nvidia-smi --query-gpu=index,uuid,compute_mode --format=csv,noheader
+        "nvidia-smi --query-gpu=index,uuid,compute_mode,mig.mode.current --format=csv,noheader
 nvidia-cuda-mps-control
     CUDA_MPS_LOG_DIRECTORY=<S>/t/uni-cumps/gpu-u0/log
     CUDA_MPS_PIPE_DIRECTORY=<S>/t/uni-cumps/gpu-u0/pipe
@@ -348,10 +348,10 @@ fn doctor_selectors() {
     let machine = Sandbox::with_gpus(2);
     for (selector, sentence) in [
         ("all", "names several GPUs"),
-        ("0,1", "names several GPUs"),
+        ("0,0", "is named twice"),
         ("9", "matches no GPU of this machine"),
         ("bad", "is not a GPU UUID"),
-        ("MIG-1", "is a MIG instance"),
+        ("MIG-1", "is not a GPU UUID"),
     ] {
         machine.run(["doctor", "--gpus", selector]).fails(sentence);
     }

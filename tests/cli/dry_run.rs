@@ -33,7 +33,7 @@ fn the_calls_are_shown_and_nothing_is_touched() {
     assert_eq!(
         lines[..2],
         [
-            "<S>/bin/nvidia-smi --query-gpu=index,uuid,compute_mode --format=csv,noheader",
+            "<S>/bin/nvidia-smi --query-gpu=index,uuid,compute_mode,mig.mode.current --format=csv,noheader",
             "(umask 077; mkdir -p <S>/t/uni-cumps/a/pipe <S>/t/uni-cumps/a/log)",
         ]
     );

@@ -539,10 +539,7 @@ fn without_a_live_daemon_nothing_runs() {
         "daemon a is no longer running; its record is stale",
     );
     refuses(sh(&[]), "no recorded daemon is live");
-    refuses(
-        sh(&["--gpu", "0"]),
-        "no live daemon of yours serves GPU GPU-U0",
-    );
+    refuses(sh(&["--gpu", "0"]), "no live daemon of yours serves GPU 0");
     assert!(!machine.path("ran").exists());
 }
 
@@ -573,14 +570,14 @@ fn several_live_daemons_are_told_apart_by_name_gpu_or_rank() {
         .said("note: CUDA_VISIBLE_DEVICES=\"GPU-U0\" of your environment names no GPU of daemon b, and is replaced\n");
     assert_eq!(
         machine.calls(),
-        "nvidia-smi --query-gpu=index,uuid,compute_mode --format=csv,noheader\n"
+        "nvidia-smi --query-gpu=index,uuid,compute_mode,mig.mode.current --format=csv,noheader\n"
     );
-    refuses(
-        sh(&["--gpu", "2"]),
-        "no live daemon of yours serves GPU GPU-U2",
-    );
+    refuses(sh(&["--gpu", "2"]), "no live daemon of yours serves GPU 2");
     refuses(sh(&["--gpu", "7"]), "matches no GPU of this machine");
-    refuses(sh(&["--gpu", "0,1"]), "names several GPUs");
+    refuses(
+        sh(&["--gpu", "0,1"]),
+        "no live daemon of yours serves GPU 0,1",
+    );
     refuses(sh(&["--gpu", "first"]), "hint: --gpus 0, or");
     sh(&["--gpus", "0"]).prints("GPU-U0\n");
 }

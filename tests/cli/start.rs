@@ -128,7 +128,7 @@ fn start_default() {
     assert_eq!(machine.daemons(), [pid(&record)]);
     assert_eq!(
         machine.calls(),
-        "nvidia-smi --query-gpu=index,uuid,compute_mode --format=csv,noheader
+        "nvidia-smi --query-gpu=index,uuid,compute_mode,mig.mode.current --format=csv,noheader
 nvidia-cuda-mps-control -d
     CUDA_MPS_LOG_DIRECTORY=<S>/t/uni-cumps/gpu-u0/log
     CUDA_MPS_PIPE_DIRECTORY=<S>/t/uni-cumps/gpu-u0/pipe
@@ -224,7 +224,7 @@ fn start_by_uuid() {
 #[test]
 fn start_bad_selector() {
     let machine = Sandbox::with_gpus(2);
-    let both = format!("{U0},{U1}");
+    let twice = format!("1,{U0},0");
     let undashed = U0[4..].replace('-', "");
     let too_long = format!("{U0}0");
     let mig = U0.replace("GPU-", "MIG-");
@@ -236,17 +236,14 @@ fn start_bad_selector() {
         ("gpu-", "\"gpu-\" is not a GPU UUID"),
         ("GPU-zz", "\"GPU-zz\" matches no GPU of this machine"),
         ("bad", "\"bad\" is not a GPU UUID"),
-        (&mig, "is a MIG instance, not a whole GPU"),
-        ("mig-x", "is a MIG instance, not a whole GPU"),
+        (&mig, "matches no MIG instance of this machine"),
+        ("mig-x", "\"mig-x\" is not a GPU UUID"),
         ("", "the GPU selector is empty"),
         (" ", "the GPU selector is empty"),
         (",", "the GPU selector is empty"),
-        ("all", "\"all\" names several GPUs"),
-        (" all ", "\"all\" names several GPUs"),
         ("ALL", "\"ALL\" is not a GPU UUID"),
-        ("0,1", "\"0,1\" names several GPUs"),
-        ("0,0", "\"0,0\" names several GPUs"),
-        (&both, "names several GPUs"),
+        ("0,0", "GPU index 0 (GPU-U0) is named twice"),
+        (&twice, "GPU index 0 (GPU-U0) is named twice"),
         ("9", "\"9\" matches no GPU of this machine"),
         ("-1", "\"-1\" is not a GPU UUID"),
         ("1.0", "\"1.0\" is not a GPU UUID"),

@@ -10,7 +10,7 @@ use proptest::prop_oneof;
 use proptest::sample::select;
 use proptest::strategy::Strategy;
 use serde_json::{Map, Number, Value};
-use uni_cumps::gpu::{ComputeMode, Gpu, GpuIdentity, GpuUuid};
+use uni_cumps::gpu::{ComputeMode, Gpu, GpuIdentity, GpuUuid, MigUuid};
 use uni_cumps::record::{DaemonName, DaemonRecord, Place, ProcessId, TopologyMode};
 
 /// Letters that a parser, a shell or a terminal takes notice of.
@@ -130,6 +130,7 @@ fn gpu() -> impl Strategy<Value = Gpu> {
     let index = || prop_oneof![4 => 0..4_u32, 1 => any::<u32>()];
     prop_oneof![
         4 => (index(), uuid(), word(MODES)).prop_map(|(index, uuid, mode)| Gpu::Usable {
+            mig: None,
             identity: GpuIdentity { index, uuid },
             compute_mode: ComputeMode::from(mode.as_str()),
         }),
@@ -295,6 +296,8 @@ pub(crate) fn record() -> impl Strategy<Value = DaemonRecord> {
                     place,
                     topology_mode,
                     gpu_indices: (0..).zip(&gpu_uuids).map(|(index, _)| index).collect(),
+                    // A part of its only GPU.
+                    mig_uuid: (gpu_uuids.len() == 1 && uid % 2 == 1).then(mig_uuid),
                     gpu_uuids,
                     pipe_directory,
                     log_directory,
@@ -304,6 +307,10 @@ pub(crate) fn record() -> impl Strategy<Value = DaemonRecord> {
                 }
             },
         )
+}
+
+fn mig_uuid() -> MigUuid {
+    "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f".parse().unwrap()
 }
 
 /// The content of a record file in which somebody has replaced some values.

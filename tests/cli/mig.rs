@@ -1,0 +1,235 @@
+//! GPUs in MIG mode: their instances are shown and selected, one daemon each, and the whole GPU is refused.
+
+use std::fs;
+
+use serde_json::json;
+
+use crate::support::{Sandbox, U0, U1};
+
+const M0: &str = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f";
+const M1: &str = "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb";
+const M2: &str = "MIG-1f2c7d1b-5a0e-5a1c-8f3e-2b9d3f8e7a60";
+
+/// The first GPU is in MIG mode, as `nvidia-smi -L` of an A100 shows it; the second one is whole.
+fn divided() -> Sandbox {
+    let machine = Sandbox::with_gpus(2);
+    machine.gpu_rows(format!(
+        "0, {U0}, Default, Enabled\n1, {U1}, Default, Disabled\n"
+    ));
+    let list = format!(
+        "GPU 0: NVIDIA A100-SXM4-40GB (UUID: {U0})
+  MIG 3g.20gb     Device  0: (UUID: {M0})
+  MIG 1g.5gb      Device  1: (UUID: {M1})
+GPU 1: NVIDIA A100-SXM4-40GB (UUID: {U1})
+"
+    );
+    fs::write(machine.bin().join("list.txt"), list).unwrap();
+    machine
+}
+
+/// Both GPUs are in MIG mode, and the second one has no instance yet.
+fn both_divided() -> Sandbox {
+    let machine = divided();
+    machine.gpu_rows(format!(
+        "0, {U0}, [N/A], Enabled\n1, {U1}, [N/A], Enabled\n"
+    ));
+    machine
+}
+
+/// A profile of a newer GPU, with an attribute and a number of two digits.
+fn h100() -> Sandbox {
+    let machine = Sandbox::with_gpus(1);
+    machine.gpu_rows(format!("0, {U0}, Default, Enabled\n"));
+    let list = format!(
+        "GPU 0: NVIDIA H100 80GB HBM3 (UUID: {U0})
+  MIG 1g.10gb+me  Device 12: (UUID: {M2})
+"
+    );
+    fs::write(machine.bin().join("list.txt"), list).unwrap();
+    machine
+}
+
+#[test]
+fn status_shows_the_instances_below_their_gpu() {
+    let machine = divided();
+    machine.run(["status"]).prints(&format!(
+        "platform=Linux nvidia_smi_available=True
+gpu index=0 uuid=GPU-U0
+mig gpu=0 number=0 profile=3g.20gb uuid={M0}
+mig gpu=0 number=1 profile=1g.5gb uuid={M1}
+gpu index=1 uuid=GPU-U1
+managed_daemons=none
+compatible_topology_modes=single_gpu,single_task_multi_gpu,task_per_gpu
+"
+    ));
+    let status = machine
+        .run(["status", "--json"])
+        .env("CUDA_VISIBLE_DEVICES", M1)
+        .succeeds()
+        .json();
+    assert_eq!(
+        status["gpus"][0]["mig"],
+        json!([
+            {"number": 0, "profile": "3g.20gb", "uuid": M0, "visible": false},
+            {"number": 1, "profile": "1g.5gb", "uuid": M1, "visible": true},
+        ])
+    );
+    assert_eq!(status["gpus"][0]["visible"], true);
+    assert_eq!(status["gpus"][1]["visible"], false);
+    assert_eq!(status["gpus"][1]["mig"], json!(null));
+    let shown = h100().run(["status"]).succeeds().text();
+    assert!(
+        shown.contains(&format!(
+            "mig gpu=0 number=12 profile=1g.10gb+me uuid={M2}\n"
+        )),
+        "{shown}"
+    );
+}
+
+#[test]
+fn instances_are_listed_only_where_a_gpu_is_in_mig_mode() {
+    let machine = Sandbox::with_gpus(2);
+    machine.run(["status"]).succeeds();
+    assert!(!machine.calls().contains("nvidia-smi -L"));
+    let machine = divided();
+    machine.run(["status"]).succeeds();
+    assert!(machine.calls().contains("nvidia-smi -L\n"));
+}
+
+#[test]
+fn a_daemon_serves_one_instance() {
+    let machine = divided();
+    let record = machine.start(&["--gpus", &M0.to_uppercase()]);
+    assert_eq!(record["name"], M0.to_lowercase());
+    // The Python command knows whole GPUs only, and reads every record.
+    assert_eq!(record["gpu_uuids"], json!([U0]));
+    assert_eq!(record["mig_uuid"], M0);
+    assert_eq!(record["topology_mode"], "single_gpu");
+    assert!(
+        machine
+            .calls()
+            .contains(&format!("CUDA_VISIBLE_DEVICES={M0}\n"))
+    );
+    for options in [&[][..], &["--gpu", M0], &["--gpu", "0"], &["--gpu", U0]] {
+        let env = machine
+            .run(["env", "--json"])
+            .with(options)
+            .succeeds()
+            .json();
+        assert_eq!(env["env"]["CUDA_VISIBLE_DEVICES"], M0, "{options:?}");
+    }
+    machine.start(&["--gpus", M1]);
+    machine
+        .run(["env", "--gpu", "0"])
+        .fails_in_the_shell("several daemons are live");
+    machine
+        .run(["start", "--gpus", M0, "--name", "other"])
+        .fails(&format!("already serves GPU MIG 3g.20gb ({M0}) of index 0"));
+    machine.run(["stop", "--gpu", M1]).succeeds();
+    machine.run(["stop"]).succeeds();
+    machine.has_no_daemon();
+}
+
+#[test]
+fn a_whole_gpu_in_mig_mode_is_refused_with_its_instances() {
+    let machine = divided();
+    for selector in ["0", U0, "0,1"] {
+        machine
+            .run(["start", "--gpus", selector])
+            .fails("GPU index 0 (GPU-U0) is in MIG mode, and programs see only its instances")
+            .said(&format!(
+                "cause: there are MIG 3g.20gb ({M0}) of index 0, MIG 1g.5gb ({M1}) of index 0"
+            ))
+            .said(&format!("hint: --gpus {M0}"));
+    }
+    both_divided()
+        .run(["start", "--gpus", "1"])
+        .fails("is in MIG mode")
+        .said("cause: there is no MIG instance");
+    assert_eq!(machine.daemons(), Vec::<i32>::new());
+}
+
+#[test]
+fn instances_and_whole_gpus_are_not_mixed_in_one_daemon() {
+    let machine = divided();
+    machine
+        .run(["start", "--gpus", &format!("{M0},1")])
+        .fails("a daemon serves whole GPUs or one MIG instance")
+        .said("cause: a program cannot see MIG instances beside whole GPUs")
+        .said("hint: one daemon for each: --topology task_per_gpu");
+    machine
+        .run(["start", "--gpus", &format!("{M0},{M1}")])
+        .fails("a daemon serves whole GPUs or one MIG instance")
+        .said("cause: each MIG instance needs a daemon of its own");
+    machine
+        .run([
+            "start",
+            "--gpus",
+            "MIG-00000000-0000-0000-0000-000000000000",
+        ])
+        .fails("matches no MIG instance of this machine")
+        .said(&format!("cause: there are MIG 3g.20gb ({M0})"));
+}
+
+#[test]
+fn all_means_a_daemon_for_each_instance_and_each_whole_gpu() {
+    let machine = divided();
+    let report = machine.run(["start", "--gpus", "all"]).succeeds().json();
+    let started = report["started"].as_array().unwrap();
+    let served: Vec<&str> = started
+        .iter()
+        .map(|record| {
+            record["mig_uuid"]
+                .as_str()
+                .unwrap_or_else(|| record["gpu_uuids"][0].as_str().unwrap())
+        })
+        .collect();
+    assert_eq!(served, [M0, M1, U1]);
+    let again = machine
+        .run(["start", "--gpus", "all", "-q"])
+        .succeeds()
+        .json();
+    assert_eq!(again["kept"].as_array().unwrap().len(), 3);
+    machine.run(["stop", "--all"]).succeeds();
+    let report = machine
+        .run(["start", "--gpus", "0", "--topology", "task_per_gpu"])
+        .succeeds()
+        .json();
+    assert_eq!(report["started"].as_array().unwrap().len(), 2);
+}
+
+#[test]
+fn the_only_visible_instance_is_meant_without_a_selector() {
+    let machine = h100();
+    let record = machine.start(&[]);
+    assert_eq!(record["mig_uuid"], M2);
+    let machine = divided();
+    machine
+        .run(["start"])
+        .fails("3 GPUs are visible and one must be chosen")
+        .said(&format!("hint: --gpus {M0}"));
+    let masked = machine
+        .run(["start"])
+        .env("CUDA_VISIBLE_DEVICES", M1)
+        .succeeds()
+        .json();
+    assert_eq!(masked["mig_uuid"], M1);
+}
+
+#[test]
+fn a_mask_that_names_another_instance_is_told() {
+    let machine = divided();
+    machine.start(&["--gpus", M0]);
+    machine
+        .run(["env"])
+        .env("CUDA_VISIBLE_DEVICES", M1)
+        .succeeds()
+        .said(&format!(
+            "CUDA_VISIBLE_DEVICES=\"{M1}\" of your environment names no GPU of daemon"
+        ));
+    machine
+        .run(["env"])
+        .env("CUDA_VISIBLE_DEVICES", M0)
+        .succeeds()
+        .said_nothing();
+}

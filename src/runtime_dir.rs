@@ -112,18 +112,32 @@ pub fn effective_pipe(host: &Host) -> PathBuf {
     }
 }
 
-/// A new empty directory for us alone, where no control daemon is. It goes when it is dropped.
-pub fn nowhere(host: &Host) -> Result<TempDir, Error> {
+/// The names of directories where no control daemon is begin like this.
+const NOWHERE: &str = "uni-cumps-nowhere-";
+
+/// A new empty directory for us alone, where no control daemon is, in the first place that takes one. It goes when it is
+/// dropped.
+pub fn nowhere(host: &Host) -> Option<TempDir> {
     let tmp = temporary_directory(host, &mut Vec::new());
-    let made = tempfile::Builder::new()
-        .prefix("uni-cumps-nowhere-")
-        .permissions(fs::Permissions::from_mode(0o700))
-        .tempdir_in(host.root.at(&tmp));
-    made.map_err(|source| Error::File {
-        doing: "make an empty directory in",
-        path: tmp,
-        source,
-    })
+    let places = [tmp, "/tmp".into(), "/dev/shm".into()];
+    let mut made = places.iter().filter_map(|place| {
+        let mut builder = tempfile::Builder::new();
+        builder
+            .prefix(NOWHERE)
+            .permissions(fs::Permissions::from_mode(0o700));
+        builder.tempdir_in(host.root.at(place)).ok()
+    });
+    made.next()
+}
+
+/// Removes the directory of ours where no control daemon is, if that is what this process was given.
+pub fn remove_nowhere(host: &Host) {
+    let pipe = effective_pipe(host);
+    let name = pipe.file_name().unwrap_or_default();
+    if name.as_encoded_bytes().starts_with(NOWHERE.as_bytes()) {
+        // Not empty, not ours, or gone: then it stays as it is.
+        let _ = fs::remove_dir(host.root.at(&pipe));
+    }
 }
 
 /// The name of the network file system that a directory lies on, if it does.

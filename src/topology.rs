@@ -251,10 +251,11 @@ pub fn resolve_all(
     }
 }
 
+/// The selector without what does not matter in it.
 fn shown(selector: Option<&str>) -> String {
-    selector
-        .map_or("auto", |text| text.trim().trim_matches(',').trim())
-        .to_owned()
+    selector.map_or("auto".to_owned(), |text| {
+        entries(text).collect::<Vec<_>>().join(",")
+    })
 }
 
 fn visible_devices(gpus: &[Gpu], mask: Option<&str>) -> Result<Vec<Device>, Selection> {

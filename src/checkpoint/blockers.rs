@@ -1,6 +1,6 @@
 //! What stands in the way of a checkpoint or a restore, before anything is touched.
 
-use super::{Action, GpuMap, ProcessState, Share, memory_of};
+use super::{Action, GpuMap, ProcessState, Share, Since, memory_of};
 use crate::gpu::GpuUuid;
 use crate::record::ProcessId;
 
@@ -120,6 +120,8 @@ pub struct Subject {
     pub shares: Vec<Share>,
     /// Where its GPUs are to go.
     pub map: Option<GpuMap>,
+    /// On how many GPUs it is known to be, where it must be one, since that is to go to another, and is not.
+    pub strays: Option<usize>,
 }
 
 impl Subject {
@@ -239,7 +241,7 @@ pub fn judge(purpose: Purpose, subjects: &[Subject], machine: &Machine, force: b
     for subject in subjects {
         other_gpus(&mut verdict, subject, machine);
     }
-    if doing(Action::Restore).next().is_some() || purpose == Purpose::Suspend {
+    if doing(Action::Restore).next().is_some() || purpose.takes_away() {
         persistence(&mut verdict, machine);
     }
     verdict
@@ -249,14 +251,12 @@ fn driver(verdict: &mut Verdict, subjects: &[Subject], machine: &Machine) {
     match &machine.driver {
         DriverFacts::Able(version) => {
             let is_moved = subjects.iter().any(|subject| subject.map.is_some());
-            if is_moved && *version < 13000 {
-                let has = format!("{}.{}", version / 1000, version % 1000 / 10);
+            if is_moved && *version < Since::REMAP.cuda {
+                let lacking = Since::REMAP.lacking(*version);
                 verdict.block(
                     None,
                     "driver-too-old",
-                    format!(
-                        "driver too old: has {has}, needs 13.0 (r580) to restore on another GPU"
-                    ),
+                    format!("{lacking} to restore on another GPU"),
                     "without --to or --gpu-map it comes back where it was",
                 );
             }
@@ -438,7 +438,7 @@ fn host_memory<'s>(
     let mut needed = 0;
     for subject in subjects {
         match memory_of(&subject.shares) {
-            Some(memory) => needed += memory,
+            Some(memory) => needed = memory.saturating_add(needed),
             None => verdict.notes.push(format!(
                 "how much GPU memory pid {} has is not known, so neither is whether host memory can hold it",
                 subject.pid
@@ -475,7 +475,7 @@ fn gpu_memory<'s>(
                 .map_or_else(|| share.uuid.clone(), |map| map.place_of(&share.uuid));
             let memory = share.memory_mib.unwrap_or(0);
             match needed.iter_mut().find(|(gpu, _)| *gpu == place) {
-                Some((_, sum)) => *sum += memory,
+                Some((_, sum)) => *sum = sum.saturating_add(memory),
                 None => needed.push((place, memory)),
             }
         }
@@ -501,6 +501,19 @@ fn gpu_memory<'s>(
 }
 
 fn other_gpus(verdict: &mut Verdict, subject: &Subject, machine: &Machine) {
+    if let (Some(known), Some(_)) = (subject.strays, subject.state()) {
+        let pid = subject.pid;
+        let found = match known {
+            0 => "it was not suspended by this user, or nvidia-smi did not list it".to_owned(),
+            several => format!("it was on {several}"),
+        };
+        verdict.block(
+            Some(pid),
+            "gpu-unknown",
+            format!("--to needs to know the one GPU that pid {pid} was on: {found}"),
+            "--gpu-map OLD=NEW",
+        );
+    }
     let Some(map) = &subject.map else { return };
     let condition = |gpu: &GpuUuid| machine.gpus.iter().find(|condition| condition.uuid == *gpu);
     for share in &subject.shares {
@@ -530,14 +543,15 @@ fn other_gpus(verdict: &mut Verdict, subject: &Subject, machine: &Machine) {
     }
 }
 
-/// Without persistence mode a restore needs CUDA initialised in the process that asks for it, or the target dies.
+/// Without persistence mode a restore needs CUDA initialised in the process that asks for it, or the target dies
+/// (NVIDIA/cuda-checkpoint#25). Ours always initialises it.
 fn persistence(verdict: &mut Verdict, machine: &Machine) {
     if let Some(reason) = &machine.no_init {
         verdict.block(
             None,
             "persistence",
-            format!("a restore needs persistence mode or CUDA initialised, and neither can be had: {reason}"),
-            "as administrator: nvidia-smi -pm 1",
+            format!("CUDA cannot be initialised, and without that a restore may end the process: {reason}"),
+            "uni-cumps doctor; where persistence mode is off, as administrator: nvidia-smi -pm 1",
         );
     } else if machine
         .gpus

@@ -132,14 +132,16 @@ impl FromStr for NamedPair {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        let (old, new) = text
-            .split_once('=')
-            .ok_or_else(|| NameError::NoPair(text.to_owned()))?;
-        Ok(Self {
-            old: old.parse()?,
-            new: new.parse()?,
-        })
+        let (old, new) = pair(text)?;
+        Ok(Self { old, new })
     }
+}
+
+/// The two sides of `OLD=NEW`.
+fn pair<T: FromStr<Err = NameError>>(text: &str) -> Result<(T, T), NameError> {
+    let no_pair = || NameError::NoPair(text.to_owned());
+    let (old, new) = text.split_once('=').ok_or_else(no_pair)?;
+    Ok((old.parse()?, new.parse()?))
 }
 
 /// `CUcheckpointGpuPair`: what was on `old` comes back on `new`.
@@ -155,13 +157,8 @@ impl FromStr for GpuPair {
     type Err = NameError;
 
     fn from_str(text: &str) -> Result<Self, NameError> {
-        let (old, new) = text
-            .split_once('=')
-            .ok_or_else(|| NameError::NoPair(text.to_owned()))?;
-        Ok(Self {
-            old: old.parse()?,
-            new: new.parse()?,
-        })
+        let (old, new) = pair(text)?;
+        Ok(Self { old, new })
     }
 }
 

@@ -65,6 +65,42 @@ impl fmt::Display for ProcessState {
     }
 }
 
+/// What a driver must support, and the first branch of drivers that does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Since {
+    /// The CUDA version: 12080 for 12.8.
+    pub cuda: i32,
+    /// The branch.
+    pub branch: u16,
+}
+
+impl Since {
+    /// The checkpoint calls.
+    pub const CHECKPOINT: Self = Self {
+        cuda: 12080,
+        branch: 570,
+    };
+    /// Their restore on other GPUs. An older driver takes the pairs for reserved bytes that are not zero.
+    pub const REMAP: Self = Self {
+        cuda: 13000,
+        branch: 580,
+    };
+
+    /// The complaint about a driver that supports only the version `has`.
+    pub fn lacking(self, has: i32) -> String {
+        let (has, needs) = (version_text(has), version_text(self.cuda));
+        format!(
+            "driver too old: has {has}, needs {needs} (r{})",
+            self.branch
+        )
+    }
+}
+
+/// `12.4` for 12040, as `cuDriverGetVersion` counts.
+pub fn version_text(version: i32) -> String {
+    format!("{}.{}", version / 1000, version % 1000 / 10)
+}
+
 /// What changes a process's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
@@ -124,6 +160,8 @@ pub enum Call {
     },
     /// `Action::Checkpoint`.
     Checkpoint,
+    /// Whether CUDA can be initialised, which a restore needs. About no process.
+    Init,
     /// `Action::Restore`, if need be on other GPUs.
     Restore(Option<GpuMap>),
     /// `Action::Unlock`.
@@ -139,8 +177,22 @@ impl Call {
             Self::RestoreThread => "restore-thread",
             Self::Lock { .. } => Action::Lock.word(),
             Self::Checkpoint => Action::Checkpoint.word(),
+            Self::Init => "init",
             Self::Restore(_) => Action::Restore.word(),
             Self::Unlock => Action::Unlock.word(),
+        }
+    }
+
+    /// Whether it initialises CUDA in the process that makes it.
+    pub fn initialises(&self) -> bool {
+        matches!(self, Self::Init | Self::Restore(_))
+    }
+
+    /// Whether it changes the process's state.
+    pub fn acts(&self) -> bool {
+        match self {
+            Self::Version | Self::State | Self::RestoreThread | Self::Init => false,
+            Self::Lock { .. } | Self::Checkpoint | Self::Restore(_) | Self::Unlock => true,
         }
     }
 
@@ -148,11 +200,10 @@ impl Call {
     pub fn options(&self) -> Vec<String> {
         match self {
             Self::Lock { timeout_ms } => vec![format!("--timeout-ms={timeout_ms}")],
-            Self::Restore(Some(map)) => map
-                .pairs()
-                .iter()
-                .map(|pair| format!("--pair={pair}"))
-                .collect(),
+            Self::Restore(map) => {
+                let pairs = map.iter().flat_map(GpuMap::pairs);
+                pairs.map(|pair| format!("--pair={pair}")).collect()
+            }
             _ => Vec::new(),
         }
     }

@@ -106,7 +106,7 @@ impl Suspended {
 pub fn memory_of(shares: &[Share]) -> Option<u64> {
     let all: Option<Vec<u64>> = shares.iter().map(|share| share.memory_mib).collect();
     all.filter(|all| !all.is_empty())
-        .map(|all| all.iter().sum())
+        .map(|all| all.into_iter().fold(0, u64::saturating_add))
 }
 
 /// The GPUs of shares as a plain line has them.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand, ValueEnum};
 
 use crate::checkpoint::{Call, GpuMap, GpuName, GpuPair, NamedPair};
+use crate::record::ProcessId;
 
 /// `checkpoint`
 #[derive(Debug, Args)]
@@ -207,6 +208,21 @@ pub struct CallArgs {
     /// Where each GPU goes
     #[arg(long)]
     pair: Vec<GpuPair>,
+    /// The processes that must run again if nobody waits for the answer any more
+    #[arg(long, value_name = "PID-TICKS", value_parser = identity)]
+    pub touched: Vec<ProcessId>,
+}
+
+/// A process as the child is told of it.
+fn identity(text: &str) -> Result<ProcessId, String> {
+    let parse = || {
+        let (pid, start_ticks) = text.split_once('-')?;
+        Some(ProcessId {
+            pid: pid.parse().ok()?,
+            start_ticks: start_ticks.parse().ok()?,
+        })
+    };
+    parse().ok_or_else(|| "it must be PID-TICKS".to_owned())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -214,6 +230,7 @@ enum CallName {
     Version,
     State,
     RestoreThread,
+    Init,
     Lock,
     Checkpoint,
     Restore,
@@ -231,6 +248,7 @@ impl CallArgs {
                 timeout_ms: self.timeout_ms,
             },
             CallName::Checkpoint => Call::Checkpoint,
+            CallName::Init => Call::Init,
             CallName::Restore => Call::Restore(GpuMap::of(self.pair.clone())),
             CallName::Unlock => Call::Unlock,
         }

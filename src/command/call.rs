@@ -5,17 +5,25 @@ use crate::checkpoint::{Call, ProcessState};
 use crate::cli::CallArgs;
 use crate::driver::{Checkpointer, DriverFailure};
 use crate::error::Error;
+use crate::host::Host;
 use crate::process;
 use crate::runner::hold_every_signal;
+use crate::runtime_dir;
 use crate::ui::Ui;
 
-pub(super) fn run(ui: &mut Ui<'_>, args: &CallArgs) -> Result<u8, Error> {
+pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &CallArgs) -> Result<u8, Error> {
     let _held = hold_every_signal();
+    let call = args.call();
+    let is_alone = || process::our_parent() != Some(args.parent);
+    if call.acts() && is_alone() {
+        // Nobody waits any more, so nothing is begun.
+        return Ok(0);
+    }
     let result = Checkpointer::open().and_then(|driver| {
-        let result = driver.call(args.pid, &args.call());
-        if changes(&args.call()) && process::our_parent() != Some(args.parent) {
-            // Who called us was killed, and nobody else will look after the process.
-            let_run(&driver, args.pid)?;
+        let result = driver.call(args.pid, &call);
+        if call.acts() && is_alone() {
+            // Who called us was killed, and nobody else will look after the processes.
+            let_run(host, &driver, args);
         }
         result
     });
@@ -24,16 +32,22 @@ pub(super) fn run(ui: &mut Ui<'_>, args: &CallArgs) -> Result<u8, Error> {
     Ok(0)
 }
 
-fn changes(call: &Call) -> bool {
-    !matches!(call, Call::Version | Call::State | Call::RestoreThread)
+fn let_run(host: &Host, driver: &Checkpointer, args: &CallArgs) {
+    for touched in &args.touched {
+        if process::still_running(host, *touched).is_some() {
+            // There is nobody to tell of a failure. The ledger knows the process.
+            let _ = let_one_run(driver, touched.pid);
+        }
+    }
+    runtime_dir::remove_nowhere(host);
 }
 
-fn let_run(driver: &Checkpointer, pid: i32) -> Result<(), DriverFailure> {
-    let state = |driver: &Checkpointer| driver.call(pid, &Call::State).map(ProcessState);
-    if state(driver)? == ProcessState::CHECKPOINTED {
+fn let_one_run(driver: &Checkpointer, pid: i32) -> Result<(), DriverFailure> {
+    let state = || driver.call(pid, &Call::State).map(ProcessState);
+    if state()? == ProcessState::CHECKPOINTED {
         driver.call(pid, &Call::Restore(None))?;
     }
-    if state(driver)? == ProcessState::LOCKED {
+    if state()? == ProcessState::LOCKED {
         driver.call(pid, &Call::Unlock)?;
     }
     Ok(())

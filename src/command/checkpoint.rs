@@ -5,7 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::checkpoint::{
-    Action, Blocker, CudaState, Limits, Purpose, Subject, gpu_list, memory_of, memory_text,
+    Action, Blocker, CudaState, Limits, ProcessState, Purpose, Subject, Suspended, gpu_list,
+    memory_of, memory_text,
 };
 use crate::cli::{CheckpointArgs, CheckpointVerb as Verb, Target};
 use crate::error::{CheckpointFailure, Error};
@@ -155,10 +156,13 @@ fn suspended(host: &Host, named: &[i32], all: bool) -> Result<Vec<i32>, Error> {
     if !named.is_empty() {
         return Ok(named.to_vec());
     }
-    let away = Ledger::of(host)?.list();
-    let pids: Vec<i32> = away.iter().map(|entry| entry.process.pid).collect();
+    let pids_of = |entries: &[Suspended]| entries.iter().map(|entry| entry.process.pid).collect();
+    if all {
+        return Ok(pids_of(&Ledger::of(host)?.list()));
+    }
+    let (away, _): (Vec<Suspended>, Vec<_>) = suspension::away(host)?.into_iter().unzip();
+    let pids: Vec<i32> = pids_of(&away);
     match pids.len() {
-        _ if all => Ok(pids),
         0 => Err(CheckpointFailure::NoneSuspended.into()),
         1 => Ok(pids),
         _ => Err(CheckpointFailure::SeveralSuspended {
@@ -169,28 +173,11 @@ fn suspended(host: &Host, named: &[i32], all: bool) -> Result<Vec<i32>, Error> {
 }
 
 fn state(host: &Host, ui: &mut Ui<'_>, pids: &[i32], json: bool) -> Result<u8, Error> {
-    let order = Order::look(Purpose::Look, pids);
-    let found = suspension::examine(host, &order)?;
+    let found = suspension::examine(host, &Order::look(Purpose::Look, pids))?;
     let blockers = found.verdict.blockers;
-    if found
-        .subjects
-        .iter()
-        .all(|subject| subject.state().is_none())
-    {
-        return Err(CheckpointFailure::Blocked {
-            doing: Purpose::Look.word(),
-            blockers,
-        }
-        .into());
-    }
     let failed = !blockers.is_empty();
-    ui.answer(
-        &States {
-            subjects: found.subjects,
-            blockers,
-        },
-        json,
-    );
+    let subjects = found.subjects;
+    ui.answer(&States { subjects, blockers }, json);
     Ok(u8::from(failed))
 }
 
@@ -266,30 +253,23 @@ struct States {
 }
 
 impl States {
-    /// The state in a word, and why there is none.
-    fn of(&self, subject: &Subject) -> (String, Option<&str>) {
+    /// What keeps the state of a process from being told.
+    fn obstacle(&self, subject: &Subject) -> Option<&Blocker> {
         let concerns = |blocker: &&Blocker| blocker.pid.is_none_or(|pid| pid == subject.pid);
-        let reason = || {
-            self.blockers
-                .iter()
-                .find(concerns)
-                .map(|blocker| blocker.what.as_str())
-        };
-        match subject.state() {
-            Some(state) => (state.word(), None),
-            None => ("none".to_owned(), reason()),
-        }
+        let blocker = self.blockers.iter().find(concerns);
+        blocker.filter(|_| subject.state().is_none())
     }
 }
 
 impl Answer for States {
     fn to_json(&self) -> Value {
         let process = |subject: &Subject| {
-            let (state, reason) = self.of(subject);
+            let obstacle = self.obstacle(subject);
             json!({
                 "pid": subject.pid,
-                "state": subject.state().map(|_| state),
-                "reason": reason,
+                "state": subject.state().map(ProcessState::word),
+                "reason": obstacle.map(|obstacle| &obstacle.what),
+                "hint": obstacle.map(|obstacle| &obstacle.remedy),
             })
         };
         json!({"processes": self.subjects.iter().map(process).collect::<Vec<_>>()})
@@ -297,23 +277,22 @@ impl Answer for States {
 
     fn print(&self, ui: &mut Ui<'_>) {
         for subject in &self.subjects {
-            let (state, reason) = self.of(subject);
-            let reason = reason.map(|reason| format!(" reason={reason}"));
-            ui.line(format!(
-                "pid={} state={state}{}",
-                subject.pid,
-                reason.unwrap_or_default()
-            ));
+            let obstacle = self.obstacle(subject);
+            let why = obstacle.map(|it| format!(" reason={} hint={}", it.what, it.remedy));
+            let state = state_text(subject);
+            let why = why.unwrap_or_default();
+            ui.line(format!("pid={} state={state}{why}", subject.pid));
         }
     }
 
     fn show(&self, ui: &mut Ui<'_>) {
         let row = |subject: &Subject| -> Vec<Cell> {
-            let (state, reason) = self.of(subject);
+            let obstacle = self.obstacle(subject);
+            let why = obstacle.map(|it| format!("{}; {}", it.what, it.remedy));
             vec![
                 plain(subject.pid),
-                plain(state),
-                plain(reason.unwrap_or_default()),
+                plain(state_text(subject)),
+                plain(why.unwrap_or_default()),
             ]
         };
         let rows: Vec<Vec<Cell>> = self.subjects.iter().map(row).collect();

@@ -22,10 +22,13 @@ use crate::cli::Command;
 use crate::env_file::Format;
 use crate::error::{CheckpointFailure, Error, SmiFailure};
 use crate::host::Host;
+use crate::runner::hold_every_signal;
 use crate::ui::Ui;
 
 /// Runs one command and shows its failure.
 pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
+    // What became of processes is told before a signal has its effect.
+    let _held = matches!(command, Command::Checkpoint(_)).then(hold_every_signal);
     let (result, json) = match command {
         Command::Run(args) => {
             return run::run(host, ui, args).unwrap_or_else(|error| {
@@ -46,7 +49,7 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
         Command::Completions(args) => (completions::run(ui, args), false),
         Command::Man => (man::run(ui), false),
         Command::Look(args) => (look::run(host, ui, args), false),
-        Command::Call(args) => (call::run(ui, args), false),
+        Command::Call(args) => (call::run(host, ui, args), false),
     };
     result.unwrap_or_else(|error| {
         ui.failure(&error, json);

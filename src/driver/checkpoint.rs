@@ -6,12 +6,7 @@
 use std::ffi::{c_int, c_void};
 
 use super::{CuResult, CuUuid, Driver, DriverFailure};
-use crate::checkpoint::{Call, GpuMap};
-
-/// The CUDA version that brought the calls, and the drivers' branch.
-const CHECKPOINT: (i32, u16) = (12080, 570);
-/// Likewise for the restore on other GPUs. An older driver would take the pairs for reserved bytes that are not zero.
-const REMAP: (i32, u16) = (13000, 580);
+use crate::checkpoint::{Call, GpuMap, Since};
 
 /// `CUcheckpointLockArgs`.
 #[repr(C)]
@@ -70,7 +65,7 @@ impl Checkpointer {
     pub fn open() -> Result<Self, DriverFailure> {
         let driver = Driver::open()?;
         let version = driver.version()?;
-        let outdated = |_| outdated(version, CHECKPOINT);
+        let outdated = |_| outdated(version, Since::CHECKPOINT);
         let get = |name| driver.function::<Get>(name).map_err(outdated);
         let act = |name| driver.function::<Act>(name).map_err(outdated);
         Ok(Self {
@@ -90,7 +85,7 @@ impl Checkpointer {
     pub fn call(&self, pid: i32, call: &Call) -> Result<u32, DriverFailure> {
         match call {
             Call::Version => {
-                u32::try_from(self.version).map_err(|_| outdated(self.version, CHECKPOINT))
+                u32::try_from(self.version).map_err(|_| outdated(self.version, Since::CHECKPOINT))
             }
             Call::State => self.get(self.state, "cuCheckpointProcessGetState", pid),
             Call::RestoreThread => {
@@ -112,6 +107,7 @@ impl Checkpointer {
                     &mut args,
                 )
             }
+            Call::Init => self.driver.init().map(|()| 0),
             Call::Restore(map) => self.restore(pid, map.as_ref()),
             Call::Unlock => {
                 let mut args = ReservedArgs([0; 8]);
@@ -121,8 +117,8 @@ impl Checkpointer {
     }
 
     fn restore(&self, pid: i32, map: Option<&GpuMap>) -> Result<u32, DriverFailure> {
-        if map.is_some() && self.version < REMAP.0 {
-            return Err(outdated(self.version, REMAP));
+        if map.is_some() && self.version < Since::REMAP.cuda {
+            return Err(outdated(self.version, Since::REMAP));
         }
         self.driver.init()?;
         let pairs = map.map_or(&[][..], GpuMap::pairs);
@@ -169,6 +165,6 @@ impl Checkpointer {
     }
 }
 
-fn outdated(has: i32, (needs, branch): (i32, u16)) -> DriverFailure {
-    DriverFailure::Outdated { has, needs, branch }
+fn outdated(has: i32, since: Since) -> DriverFailure {
+    DriverFailure::Outdated(since.lacking(has))
 }

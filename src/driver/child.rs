@@ -11,9 +11,9 @@ use tempfile::TempDir;
 use super::{DriverFailure, Seen};
 use crate::checkpoint::Call;
 use crate::cli::{CALL_COMMAND, LOOK_COMMAND, THROUGH_DAEMON};
-use crate::error::Error;
 use crate::host::Host;
 use crate::process;
+use crate::record::ProcessId;
 use crate::runner::{Invocation, Mode, RunError, Status};
 use crate::runtime_dir;
 
@@ -32,8 +32,7 @@ pub fn look_in_child(
     mask: Option<&str>,
     limit: Duration,
 ) -> Result<Seen, DriverFailure> {
-    let nowhere = nowhere(host)?;
-    let mut env = environment(host, nowhere.path());
+    let mut env = environment(host, NOWHERE.as_ref());
     if let Some(mask) = mask {
         set(&mut env, MASK, mask);
     }
@@ -54,51 +53,82 @@ pub fn probe_in_child(
     in_child(host, args, env, Mode::Captured(limit))
 }
 
-/// Makes the driver's checkpoint calls, each in a child of its own. A signal that reaches us does not cut one off: an
-/// interrupted call leaves the driver and the process apart (checkpoint-restore/criu#2547).
+/// Makes the driver's checkpoint calls, each in a child of its own.
 pub struct Caller<'h> {
     host: &'h Host,
-    nowhere: TempDir,
 }
 
 impl<'h> Caller<'h> {
-    /// Makes ready, before anything is touched, what every call needs.
-    pub fn new(host: &'h Host) -> Result<Self, Error> {
-        let nowhere = runtime_dir::nowhere(host)?;
-        Ok(Self { host, nowhere })
+    /// Calls the driver of this machine.
+    pub fn new(host: &'h Host) -> Self {
+        Self { host }
     }
 
-    /// Makes one call about the process `pid`, which may take `limit`. What it returns is the state or the thread that was
-    /// asked for, or 0.
-    pub fn call(&self, pid: i32, call: &Call, limit: Duration) -> Result<u32, DriverFailure> {
-        let mut env = environment(self.host, self.nowhere.path());
-        // A mask would hide GPUs from a restore that must name all of them.
-        env.retain(|(key, _)| key != MASK && key != JOB_FILE);
-        // Processes that share memory are treated as one only by who names the same job.
-        if let Some(job) = process::variable_of(self.host, pid, JOB_FILE) {
+    /// Asks about the process `pid`, which may take `limit`: for its state, its thread, or, with pid 0, for what the driver can.
+    pub fn ask(&self, pid: i32, question: &Call, limit: Duration) -> Result<u32, DriverFailure> {
+        self.call(pid, question, Vec::new(), Mode::Captured(limit))
+    }
+
+    /// The state of a process, asked in the middle of a work that a signal must not cut off.
+    pub fn state(&self, pid: i32, limit: Duration) -> Result<u32, DriverFailure> {
+        self.call(pid, &Call::State, Vec::new(), Mode::Uninterrupted(limit))
+    }
+
+    /// Acts on the first of these processes, which may take `limit`. A signal that reaches us does not cut it off: an
+    /// interrupted call leaves the driver and the process apart (checkpoint-restore/criu#2547). Should we be killed
+    /// meanwhile, the child lets all of them run.
+    pub fn act(
+        &self,
+        on: ProcessId,
+        others: &[ProcessId],
+        call: &Call,
+        limit: Duration,
+    ) -> Result<(), DriverFailure> {
+        let touched = std::iter::once(&on).chain(others);
+        let touched = touched.map(|it| format!("--touched={}-{}", it.pid, it.start_ticks));
+        let call = self.call(on.pid, call, touched.collect(), Mode::Uninterrupted(limit));
+        call.map(drop)
+    }
+
+    fn call(
+        &self,
+        pid: i32,
+        call: &Call,
+        further: Vec<String>,
+        mode: Mode,
+    ) -> Result<u32, DriverFailure> {
+        let host = self.host;
+        let nowhere = call
+            .initialises()
+            .then(|| runtime_dir::nowhere(host))
+            .flatten();
+        let pipe = nowhere.as_ref().map_or(NOWHERE.as_ref(), TempDir::path);
+        let mut env = environment(host, pipe);
+        // A mask would hide GPUs from a restore that must name all of them, and a log may go to standard output.
+        env.retain(|(key, _)| key != MASK && key != JOB_FILE && key != "CUDA_LOG_FILE");
+        // Processes that share memory are treated as one only by who names the same job. Another user's process may name
+        // any file.
+        let is_ours = process::running(host, pid).is_some_and(|it| it.uid == host.uid);
+        let job = process::variable_of(host, pid, JOB_FILE).filter(|_| is_ours);
+        if let Some(job) = job {
             set(&mut env, JOB_FILE, job);
         }
         let mut args: Vec<OsString> = [CALL_COMMAND, call.word()].map(OsString::from).into();
         args.push(pid.to_string().into());
         args.push(format!("--parent={}", process::our_pid()).into());
         args.extend(call.options().into_iter().map(OsString::from));
-        in_child(self.host, args, env, Mode::Uninterrupted(limit))
+        args.extend(further.into_iter().map(OsString::from));
+        in_child(host, args, env, mode)
     }
 }
 
+/// Where no control daemon is, so that a child does not become an MPS client.
+const NOWHERE: &str = "/nonexistent";
 const PIPE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 const MASK: &str = "CUDA_VISIBLE_DEVICES";
 const JOB_FILE: &str = "CUDA_CHECKPOINT_JOB_FILE";
 
 type Variables = Vec<(OsString, OsString)>;
-
-/// A directory where no control daemon is nor ever will be, so that a child does not become an MPS client.
-fn nowhere(host: &Host) -> Result<TempDir, DriverFailure> {
-    let failed = |error: Error| {
-        DriverFailure::Child(format!("{error}: {}", error.cause().unwrap_or_default()))
-    };
-    runtime_dir::nowhere(host).map_err(failed)
-}
 
 /// The caller's environment with another pipe directory.
 fn environment(host: &Host, pipe: &Path) -> Variables {
@@ -140,6 +170,7 @@ fn in_child<T: DeserializeOwned>(
             Status::Signaled(signal) => format!("signal {signal} ended it"),
             Status::Exited(status) => format!("it exited with {status}: {}", finished.said()),
         }),
+        Err(RunError::Interrupted(signal)) => Err(DriverFailure::Interrupted(signal)),
         Err(RunError::TimedOut(limit)) => Err(DriverFailure::TimedOut(limit.as_secs_f64())),
         Err(error) => failed(error.to_string()),
     }

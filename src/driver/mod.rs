@@ -11,6 +11,7 @@ mod child;
 mod look;
 
 use std::ffi::{CStr, c_char, c_int};
+use std::mem::ManuallyDrop;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 use serde::{Deserialize, Serialize};
@@ -34,16 +35,9 @@ pub enum DriverFailure {
     /// It lacks a function that every driver of the last ten years has.
     #[error("the CUDA driver has no {0}")]
     TooOld(String),
-    /// It is older than what is asked of it. Versions are 12040 for 12.4.
-    #[error("driver too old: has {}, needs {} (r{branch})", version_text(*has), version_text(*needs))]
-    Outdated {
-        /// The CUDA version that it supports.
-        has: i32,
-        /// The one that brought what is asked.
-        needs: i32,
-        /// The first branch of drivers with that.
-        branch: u16,
-    },
+    /// It is older than what is asked of it.
+    #[error("{0}")]
+    Outdated(String),
     /// A call failed.
     #[error("{call} failed with CUDA error {code} ({name})")]
     Call {
@@ -57,32 +51,33 @@ pub enum DriverFailure {
     /// The child did not come back in time.
     #[error("the CUDA driver did not answer within {0} s")]
     TimedOut(f64),
+    /// We were asked to end by this signal; the child was ended.
+    #[error("interrupted by signal {0}")]
+    Interrupted(i32),
     /// The child failed in a way of its own.
     #[error("the child process that calls the CUDA driver failed: {0}")]
     Child(String),
 }
 
-/// `12.4` for 12040, as `cuDriverGetVersion` counts.
-pub fn version_text(version: i32) -> String {
-    format!("{}.{}", version / 1000, version % 1000 / 10)
-}
-
-struct Driver(Library);
+/// The library stays loaded: threads of it may run for as long as the process does.
+struct Driver(ManuallyDrop<Library>);
 
 impl Driver {
     fn open() -> Result<Self, DriverFailure> {
         // SAFETY: loading runs libcuda's initialisers, which NVIDIA means to be run in any process.
         let library = unsafe { Library::open(Some("libcuda.so.1"), RTLD_NOW | RTLD_LOCAL) };
-        library.map(Self).map_err(|error| {
-            let source = std::error::Error::source(&error).map(ToString::to_string);
-            DriverFailure::NotOpened(source.unwrap_or_else(|| error.to_string()))
-        })
+        library
+            .map(|library| Self(ManuallyDrop::new(library)))
+            .map_err(|error| {
+                let source = std::error::Error::source(&error).map(ToString::to_string);
+                DriverFailure::NotOpened(source.unwrap_or_else(|| error.to_string()))
+            })
     }
 
     /// The function `name`. `F` must be its type in cuda.h.
     fn function<F: Copy>(&self, name: &'static str) -> Result<F, DriverFailure> {
         // SAFETY: each caller names the signature that cuda.h has had for this exported symbol from its beginning; the
-        // copied pointer is used only while `self` keeps the library open.
+        // library is never closed.
         unsafe { self.0.get::<F>(name.as_bytes()) }
             .map(|symbol| *symbol)
             .map_err(|_| DriverFailure::TooOld(name.to_owned()))

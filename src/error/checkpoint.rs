@@ -60,14 +60,6 @@ pub enum CheckpointFailure {
     /// The pairs of GPUs make no map.
     #[error("{0}")]
     Map(#[from] MapError),
-    /// It is not known which GPU the process was on.
-    #[error("--to needs to know the one GPU that pid {pid} was on")]
-    NoOrigin {
-        /// The process.
-        pid: i32,
-        /// How many GPUs are known.
-        known: usize,
-    },
     /// No process was named, and none is suspended.
     #[error("no process of yours is suspended here")]
     NoneSuspended,
@@ -114,7 +106,6 @@ impl CheckpointFailure {
             Self::Interrupted { .. } => "interrupted",
             Self::NoThread { .. } => "no-answer",
             Self::Map(_) => "gpu-map",
-            Self::NoOrigin { .. } => "gpu-unknown",
             Self::NoneSuspended => "none-suspended",
             Self::SeveralSuspended { .. } => "several-suspended",
         }
@@ -141,10 +132,6 @@ impl CheckpointFailure {
             }
             Self::NoThread { reason, .. } => Some(reason.clone()),
             Self::Map(_) => None,
-            Self::NoOrigin { known: 0, .. } => {
-                Some("it was not suspended by this uni-cumps, or nvidia-smi did not list it".into())
-            }
-            Self::NoOrigin { known, .. } => Some(format!("it was on {known} GPUs")),
             Self::NoneSuspended | Self::SeveralSuspended { .. } => None,
         }
     }
@@ -156,12 +143,12 @@ impl CheckpointFailure {
         match self {
             Self::Blocked { blockers, .. } => blockers.first().map_or_else(String::new, |blocker| blocker.remedy.clone()),
             Self::Step { pid, code, action, .. } => match (code, action) {
-                (Some(600), _) => "its GPU work takes longer than that: --timeout 60".into(),
-                (Some(304 | 800), _) => {
-                    "the driver acts as a debugger does, which this user may not: try it with sudo, and see /proc/sys/kernel/yama/ptrace_scope".into()
+                (Some(600), _) => "its GPU work takes longer than that: give --timeout more seconds".into(),
+                (Some(2 | 304), Action::Restore) => {
+                    format!("once a restore has lacked memory, the driver may refuse every further one of pid {pid}: free memory and try once more, or end it")
                 }
-                (Some(2), Action::Restore) => {
-                    format!("the GPU lacked memory, and the driver may refuse every further restore of pid {pid}: free memory and try once more, or end it")
+                (Some(304 | 800), _) => {
+                    "the driver needs a debugger's rights: root's, or those of /proc/sys/kernel/yama/ptrace_scope".into()
                 }
                 _ => format!("uni-cumps checkpoint check --pid {pid}"),
             },
@@ -169,8 +156,8 @@ impl CheckpointFailure {
             Self::Interrupted { .. } => "what had been done was undone".into(),
             Self::NoThread { pid, .. } => format!("uni-cumps checkpoint check --pid {pid}"),
             Self::Map(MapError::Unnamed) => "nvidia-smi -L; without a map it comes back where it was".into(),
+            Self::Map(MapError::NoSuchGpu(_)) => "nvidia-smi -L".into(),
             Self::Map(_) => "--gpu-map 0=1, each GPU once on each side".into(),
-            Self::NoOrigin { .. } => "--gpu-map OLD=NEW".into(),
             Self::NoneSuspended => "uni-cumps checkpoint suspend --pid PID".into(),
             Self::SeveralSuspended { pids_suspended } => match pids_suspended.first() {
                 Some(pid) => format!("--pid {pid}, or --all"),
@@ -190,7 +177,8 @@ fn hint_for(left: &Ending) -> Option<String> {
         After::State(ProcessState::CHECKPOINTED) => {
             Some(format!("uni-cumps checkpoint resume --pid {pid}"))
         }
-        After::State(ProcessState::RUNNING) | After::Gone => None,
+        After::State(ProcessState::RUNNING) => None,
+        After::Gone => Some(format!("pid {pid} has ended: leave it out, and try again")),
         After::State(ProcessState::FAILED) => Some(format!(
             "pid {pid} cannot compute any more and can only be ended: kill {pid}"
         )),

@@ -49,8 +49,8 @@ impl<'h> Ledger<'h> {
 
     /// What is remembered of a process.
     pub fn entry(&self, process: ProcessId) -> Option<Suspended> {
-        let mut all = self.list().into_iter();
-        all.find(|entry| entry.process == process)
+        let entry = self.read(&self.file(process))?;
+        (entry.process == process && self.runs(&entry)).then_some(entry)
     }
 
     /// The files of processes that have certainly ended.
@@ -94,13 +94,20 @@ impl<'h> Ledger<'h> {
             .flatten()
             .filter_map(|file| file.ok()?.file_name().into_string().ok())
             .filter(|name| name.ends_with(".json"));
-        let entry = |name: String| {
-            let path = self.directory.join(name);
-            let (content, owner) = read_regular_file(&self.host.root.at(&path)).ok()?;
-            let entry = Suspended::from_json(&content).ok()?;
-            (owner == self.host.uid).then_some((path, entry))
-        };
+        let entry = |name: String| Some((self.directory.join(&name), self.read(&name)?));
         names.filter_map(entry).collect()
+    }
+
+    /// The entry in a file, if we have written it, under this name.
+    fn read(&self, name: &str) -> Option<Suspended> {
+        if self.store.leads_astray(&self.directory) {
+            return None;
+        }
+        let path = self.host.root.at(self.directory.join(name));
+        let (content, owner) = read_regular_file(&path).ok()?;
+        let entry = Suspended::from_json(&content).ok()?;
+        let is_its_own = name == file(&entry.place, entry.process);
+        (owner == self.host.uid && is_its_own).then_some(entry)
     }
 
     fn runs(&self, entry: &Suspended) -> bool {
@@ -108,12 +115,16 @@ impl<'h> Ledger<'h> {
             && process::still_running(self.host, entry.process).is_some()
     }
 
-    /// The boot is in the name, since machines may share a home.
     fn file(&self, process: ProcessId) -> String {
-        let boot = self.here.boot_id.as_deref().unwrap_or("boot");
-        let boot = boot.split('-').next().unwrap_or_default();
-        format!("{boot}-{}-{}.json", process.pid, process.start_ticks)
+        file(&self.here, process)
     }
+}
+
+/// The file name of an entry. The boot is in it, since machines may share a home.
+fn file(place: &Place, process: ProcessId) -> String {
+    let boot = place.boot_id.as_deref().unwrap_or("boot");
+    let boot = boot.split('-').next().unwrap_or_default();
+    format!("{boot}-{}-{}.json", process.pid, process.start_ticks)
 }
 
 /// The right to change what is remembered of some processes.

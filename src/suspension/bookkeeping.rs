@@ -21,7 +21,10 @@ pub(super) fn lock<'l>(
     processes: &[ProcessId],
     takes_away: bool,
 ) -> Result<Option<LockedLedger<'l>>, Error> {
-    let locked = match ledger.lock(processes) {
+    let locked = ui.waiting("waiting for another uni-cumps that works on them", || {
+        ledger.lock(processes)
+    });
+    let locked = match locked {
         Err(error) if takes_away || matches!(error, Error::Busy { .. }) => return Err(error),
         Err(error) => {
             ui.note(format!(
@@ -63,12 +66,12 @@ pub(super) fn remember(
             unknown: Map::new(),
         };
         let entry = match locked.entry(target.id) {
-            // What it had is known from before, where it is not listed any more.
-            Some(known) => Suspended {
+            // It is away since then.
+            Some(known) if target.before != ProcessState::RUNNING => Suspended {
                 gpus: entry.gpus,
                 ..known
             },
-            None => entry,
+            _ => entry,
         };
         if let Err(error) = locked.put(&entry) {
             for target in targets.iter().filter(away) {

@@ -1,16 +1,17 @@
 //! What can be known of processes and of the machine before a checkpoint or a restore. Changes nothing.
 
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Destination, Order};
 use crate::attachment;
 use crate::checkpoint::{
-    Call, Clientship, CudaState, DriverFacts, GpuMap, Halt, Machine, MapError, NamedPair,
-    ProcessState, Purpose, Share, Subject,
+    Call, Clientship, CudaState, DriverFacts, GpuMap, Halt, Machine, NamedPair, ProcessState,
+    Purpose, Share, Subject,
 };
 use crate::daemon;
-use crate::driver::{self, Caller, DriverFailure};
+use crate::driver::{Caller, DriverFailure};
 use crate::error::{CheckpointFailure, Error};
 use crate::gpu::Gpu;
 use crate::host::Host;
@@ -30,30 +31,48 @@ const INVALID_VALUE: u32 = 1;
 
 /// Gathers what is to be known about these processes.
 pub(super) struct Gatherer<'h> {
-    pub(super) host: &'h Host,
-    pub(super) caller: &'h Caller<'h>,
-    pub(super) ledger: Option<&'h Ledger<'h>>,
+    host: &'h Host,
+    caller: &'h Caller<'h>,
+    ledger: Option<&'h Ledger<'h>>,
+    /// A question hung; the next would as well.
+    has_hung: Cell<bool>,
 }
 
-impl Gatherer<'_> {
+impl<'h> Gatherer<'h> {
+    pub(super) fn new(
+        host: &'h Host,
+        caller: &'h Caller<'h>,
+        ledger: Option<&'h Ledger<'h>>,
+    ) -> Self {
+        Self {
+            host,
+            caller,
+            ledger,
+            has_hung: Cell::new(false),
+        }
+    }
+
     /// What the driver can do.
-    fn driver(&self) -> DriverFacts {
-        match self.caller.call(0, &Call::Version, QUICK) {
+    fn driver(&self) -> Result<DriverFacts, Error> {
+        match self.caller.ask(0, &Call::Version, QUICK) {
             // A driver counts in thousands.
-            Ok(version) => DriverFacts::Able(i32::try_from(version).unwrap_or(i32::MAX)),
-            Err(failure) => DriverFacts::Unable {
+            Ok(version) => Ok(DriverFacts::Able(
+                i32::try_from(version).unwrap_or(i32::MAX),
+            )),
+            Err(DriverFailure::Interrupted(signal)) => Err(Error::Interrupted(signal)),
+            Err(failure) => Ok(DriverFacts::Unable {
                 reason: failure.to_string(),
                 is_old: matches!(
                     failure,
-                    DriverFailure::Outdated { .. } | DriverFailure::TooOld(_)
+                    DriverFailure::Outdated(_) | DriverFailure::TooOld(_)
                 ),
-            },
+            }),
         }
     }
 
     /// What is known of the processes, and what of the machine.
     pub(super) fn all(&self, order: &Order<'_>) -> Result<(Vec<Subject>, Machine), Error> {
-        let driver = self.driver();
+        let driver = self.driver()?;
         let able = matches!(driver, DriverFacts::Able(_));
         let only_looks = order.purpose == Purpose::Look;
         let (apps, gpus) = match only_looks {
@@ -64,7 +83,9 @@ impl Gatherer<'_> {
             ),
         };
         let pids = order.pids.iter();
-        let mut subjects: Vec<Subject> = pids.map(|pid| self.subject(*pid, able, &apps)).collect();
+        let mut subjects: Vec<Subject> = pids
+            .map(|pid| self.subject(*pid, able, &apps))
+            .collect::<Result<_, Error>>()?;
         self.send(&mut subjects, order.destination)?;
         if order.purpose.takes_away() {
             self.clients(&mut subjects)?;
@@ -78,7 +99,7 @@ impl Gatherer<'_> {
         Ok((subjects, machine))
     }
 
-    fn subject(&self, pid: i32, able: bool, apps: &[App]) -> Subject {
+    fn subject(&self, pid: i32, able: bool, apps: &[App]) -> Result<Subject, Error> {
         let host = self.host;
         let running = process::running(host, pid);
         let leader = process::leader_of(host, pid).filter(|leader| *leader != pid);
@@ -109,7 +130,7 @@ impl Gatherer<'_> {
             .collect();
         // A suspended process is not listed any more.
         let remembered = || Some(self.ledger?.entry(running?.id)?.gpus);
-        Subject {
+        Ok(Subject {
             pid,
             process: running.map(|process| process.id),
             program: process::program_name(host, pid).unwrap_or_default(),
@@ -119,7 +140,7 @@ impl Gatherer<'_> {
             is_elsewhere,
             halt,
             cuda: match may_be_asked {
-                true => self.state(pid),
+                true => self.state(pid)?,
                 false => CudaState::NotAsked,
             },
             clientship: Clientship::None,
@@ -130,21 +151,40 @@ impl Gatherer<'_> {
                 false => listed,
             },
             map: None,
-        }
+            strays: None,
+        })
     }
 
     /// The state of a process that uses CUDA. Some that do not have a state all the same, but no thread to restore them.
-    fn state(&self, pid: i32) -> CudaState {
-        let asked = self.caller.call(pid, &Call::RestoreThread, QUICK);
-        let asked = asked.and_then(|_| self.caller.call(pid, &Call::State, QUICK));
+    fn state(&self, pid: i32) -> Result<CudaState, Error> {
+        if self.has_hung.get() {
+            let reason = "not asked, since it did not answer about another process";
+            return Ok(CudaState::Unknown(reason.to_owned()));
+        }
+        let asked = self.caller.ask(pid, &Call::RestoreThread, QUICK);
+        let asked = asked.and_then(|_| self.caller.ask(pid, &Call::State, QUICK));
         match asked {
-            Ok(state) => CudaState::State(ProcessState(state)),
+            Ok(state) => Ok(CudaState::State(ProcessState(state))),
             Err(DriverFailure::Call {
                 code: INVALID_VALUE,
                 ..
-            }) => CudaState::None,
-            Err(failure) => CudaState::Unknown(failure.to_string()),
+            }) => Ok(CudaState::None),
+            Err(DriverFailure::Interrupted(signal)) => Err(Error::Interrupted(signal)),
+            Err(failure) => {
+                self.has_hung
+                    .set(matches!(failure, DriverFailure::TimedOut(_)));
+                Ok(CudaState::Unknown(failure.to_string()))
+            }
         }
+    }
+
+    /// The states of suspended processes, as far as the driver tells them.
+    pub(super) fn states(&self, pids: &[i32]) -> Result<Vec<Option<ProcessState>>, Error> {
+        let state = |pid: &i32| match self.state(*pid)? {
+            CudaState::State(state) => Ok(Some(state)),
+            _ => Ok(None),
+        };
+        pids.iter().map(state).collect()
     }
 
     /// Says of each process where its GPUs are to go.
@@ -157,7 +197,7 @@ impl Gatherer<'_> {
             .iter_mut()
             .filter(|subject| subject.process.is_some())
         {
-            subject.map = map_of(subject, destination, &gpus)?;
+            send_one(subject, destination, &gpus)?;
         }
         Ok(())
     }
@@ -174,9 +214,13 @@ impl Gatherer<'_> {
             .map(|daemon| daemon.record.pipe_directory);
         let own = |subject: &Subject| -> PathBuf {
             let named = process::variable_of(host, subject.pid, "CUDA_MPS_PIPE_DIRECTORY");
-            named
-                .filter(|pipe| !pipe.is_empty())
-                .map_or_else(|| runtime_dir::NVIDIA_DEFAULT.into(), PathBuf::from)
+            let named = named.filter(|pipe| !pipe.is_empty());
+            let named = named.unwrap_or_else(|| runtime_dir::NVIDIA_DEFAULT.to_owned());
+            // The same path may be another directory to it, as with PrivateTmp= of systemd.
+            match process::shares_namespace(host, subject.pid, "mnt") {
+                Some(false) => format!("/proc/{}/root{named}", subject.pid).into(),
+                _ => named.into(),
+            }
         };
         let mut pipes: Vec<PathBuf> = recorded.chain(subjects.iter().map(own)).collect();
         pipes.push(runtime_dir::effective_pipe(host));
@@ -225,35 +269,38 @@ impl Gatherer<'_> {
         Some(kilobytes / 1024)
     }
 
-    /// Why CUDA cannot be initialised by us, where it must be: persistence mode is off or unknown for a GPU.
-    pub(super) fn no_init(&self, machine: &Machine) -> Option<String> {
-        let is_kept = |gpu: &crate::checkpoint::GpuCondition| gpu.is_persistent == Some(true);
-        if !machine.gpus.is_empty() && machine.gpus.iter().all(is_kept) {
-            return None;
+    /// Why CUDA cannot be initialised by us, which a restore needs.
+    pub(super) fn no_init(&self, machine: &Machine) -> Result<Option<String>, Error> {
+        if !matches!(machine.driver, DriverFacts::Able(_)) {
+            return Ok(None);
         }
-        let seen = driver::look_in_child(self.host, None, INIT);
-        seen.err().map(|failure| failure.to_string())
+        match self.caller.ask(0, &Call::Init, INIT) {
+            Err(DriverFailure::Interrupted(signal)) => Err(Error::Interrupted(signal)),
+            asked => Ok(asked.err().map(|failure| failure.to_string())),
+        }
     }
 }
 
-fn map_of(
-    subject: &Subject,
+fn send_one(
+    subject: &mut Subject,
     destination: &Destination,
     gpus: &[Gpu],
-) -> Result<Option<GpuMap>, CheckpointFailure> {
+) -> Result<(), CheckpointFailure> {
     let pairs = match destination {
-        Destination::Back => return Ok(None),
+        Destination::Back => return Ok(()),
         Destination::Pairs(pairs) => pairs.clone(),
         Destination::To(gpu) => {
             let pair = match subject.shares.as_slice() {
                 [share] => NamedPair::of(&share.uuid, *gpu),
                 _ => None,
             };
-            vec![pair.ok_or(CheckpointFailure::NoOrigin {
-                pid: subject.pid,
-                known: subject.shares.len(),
-            })?]
+            let Some(pair) = pair else {
+                subject.strays = Some(subject.shares.len());
+                return Ok(());
+            };
+            vec![pair]
         }
     };
-    GpuMap::complete(&pairs, gpus).map_err(|error: MapError| error.into())
+    subject.map = GpuMap::complete(&pairs, gpus)?;
+    Ok(())
 }

@@ -6,8 +6,8 @@ mod facts;
 mod work;
 
 use crate::checkpoint::{
-    Call, DriverFacts, Ending, GpuName, Limits, NamedPair, ProcessState, Purpose, Share, Subject,
-    Suspended, Verdict, judge,
+    Action, Call, Ending, GpuName, Limits, Machine, NamedPair, ProcessState, Purpose, Share,
+    Subject, Suspended, Verdict, judge,
 };
 use crate::driver::Caller;
 use crate::error::{CheckpointFailure, Error};
@@ -76,7 +76,7 @@ pub struct Outcome {
 
 /// Does what is asked for with all processes, or with none.
 pub fn carry_out(host: &Host, ui: &mut Ui<'_>, order: &Order<'_>) -> Result<Vec<Outcome>, Error> {
-    let caller = Caller::new(host)?;
+    let caller = Caller::new(host);
     let mut pids = order.pids.to_vec();
     pids.sort_unstable();
     pids.dedup();
@@ -84,6 +84,9 @@ pub fn carry_out(host: &Host, ui: &mut Ui<'_>, order: &Order<'_>) -> Result<Vec<
         pids: &pids,
         ..*order
     };
+    if pids.is_empty() {
+        return Ok(Vec::new());
+    }
     let takes_away = order.purpose.takes_away();
     let identities: Vec<ProcessId> = pids
         .iter()
@@ -98,11 +101,7 @@ pub fn carry_out(host: &Host, ui: &mut Ui<'_>, order: &Order<'_>) -> Result<Vec<
         Some(ledger) => bookkeeping::lock(ui, ledger, &identities, takes_away)?,
         None => None,
     };
-    let gatherer = Gatherer {
-        host,
-        caller: &caller,
-        ledger: ledger.as_ref(),
-    };
+    let gatherer = Gatherer::new(host, &caller, ledger.as_ref());
     let subjects = unhindered(ui, &gatherer, &order)?;
     let mut targets: Vec<Target> = subjects
         .iter()
@@ -119,8 +118,12 @@ pub fn carry_out(host: &Host, ui: &mut Ui<'_>, order: &Order<'_>) -> Result<Vec<
         limits: order.limits,
         held: &held,
     };
+    let promise = match takes_away {
+        true => "; Ctrl-C undoes it after this step",
+        false => "",
+    };
     let doing = order.purpose.word();
-    let waiting = format!("waiting for the driver to {doing}; Ctrl-C undoes it after this step");
+    let waiting = format!("waiting for the driver to {doing}{promise}");
     let result = ui.waiting(&waiting, || work.carry_out(order.purpose, &mut targets));
     let endings = match &result {
         Ok(endings) => endings.as_slice(),
@@ -143,8 +146,18 @@ fn unhindered(
     gatherer: &Gatherer<'_>,
     order: &Order<'_>,
 ) -> Result<Vec<Subject>, Error> {
-    let (subjects, machine) = gatherer.all(order)?;
-    let verdict = judge(order.purpose, &subjects, &machine, order.force);
+    let (subjects, mut machine) = gatherer.all(order)?;
+    let judged = |machine: &Machine| judge(order.purpose, &subjects, machine, order.force);
+    let mut verdict = judged(&machine);
+    let moves_out = matches!(
+        order.purpose,
+        Purpose::Suspend | Purpose::Only(Action::Checkpoint)
+    );
+    if moves_out && verdict.blockers.is_empty() {
+        // What could not be brought back is not taken away.
+        machine.no_init = gatherer.no_init(&machine)?;
+        verdict = judged(&machine);
+    }
     for note in &verdict.notes {
         ui.note(note);
     }
@@ -174,13 +187,9 @@ fn shares_of(subjects: &[Subject], target: &Target) -> Vec<Share> {
 
 /// What stands in the way of what is asked for. Touches nothing.
 pub fn examine(host: &Host, order: &Order<'_>) -> Result<Examined, Error> {
-    let caller = Caller::new(host)?;
+    let caller = Caller::new(host);
     let ledger = Ledger::of(host).ok();
-    let gatherer = Gatherer {
-        host,
-        caller: &caller,
-        ledger: ledger.as_ref(),
-    };
+    let gatherer = Gatherer::new(host, &caller, ledger.as_ref());
     let (subjects, mut machine) = gatherer.all(order)?;
     let is_away = |subject: &Subject| subject.state() == Some(ProcessState::CHECKPOINTED);
     // Who is away can only come back.
@@ -188,8 +197,8 @@ pub fn examine(host: &Host, order: &Order<'_>) -> Result<Examined, Error> {
         Purpose::Suspend if subjects.iter().any(is_away) => Purpose::Resume,
         purpose => purpose,
     };
-    if purpose != Purpose::Look && matches!(machine.driver, DriverFacts::Able(_)) {
-        machine.no_init = gatherer.no_init(&machine);
+    if purpose != Purpose::Look {
+        machine.no_init = gatherer.no_init(&machine)?;
     }
     let verdict = judge(purpose, &subjects, &machine, order.force);
     Ok(Examined {
@@ -209,25 +218,18 @@ pub struct Examined {
     pub verdict: Verdict,
 }
 
-/// The processes that the ledger tells of, each with its state now; nothing where the driver does not say it. A driver that
-/// is not there, or does not answer, hides no process.
+/// The processes that the ledger tells of and that do not run, each with its state; nothing where the driver does not say
+/// it. A driver that is not there, or does not answer, hides no process.
 pub fn away(host: &Host) -> Result<Vec<(Suspended, Option<ProcessState>)>, Error> {
     let entries = Ledger::of(host)?.list();
-    if entries.is_empty() {
-        return Ok(Vec::new());
-    }
-    let caller = Caller::new(host).ok();
-    let state = |entry: &Suspended| {
-        let asked = caller
-            .as_ref()?
-            .call(entry.process.pid, &Call::State, QUICK);
-        asked.ok().map(ProcessState)
-    };
-    let with_state = |entry| {
-        let state = state(&entry);
-        (entry, state)
-    };
-    Ok(entries.into_iter().map(with_state).collect())
+    let caller = Caller::new(host);
+    let gatherer = Gatherer::new(host, &caller, None);
+    let pids: Vec<i32> = entries.iter().map(|entry| entry.process.pid).collect();
+    let states = gatherer.states(&pids)?;
+    let with_state = entries.into_iter().zip(states);
+    // Somebody else has brought it back, or a command was killed before it had begun.
+    let is_away = |(_, state): &(_, _)| *state != Some(ProcessState::RUNNING);
+    Ok(with_state.filter(is_away).collect())
 }
 
 /// The thread that restores a process.
@@ -240,7 +242,7 @@ pub fn restore_thread(host: &Host, pid: i32) -> Result<u32, Error> {
         }
         .into());
     }
-    let asked = Caller::new(host)?.call(pid, &Call::RestoreThread, QUICK);
+    let asked = Caller::new(host).ask(pid, &Call::RestoreThread, QUICK);
     asked.map_err(|failure| {
         CheckpointFailure::NoThread {
             pid,

@@ -54,6 +54,10 @@ enum Failure {
 
 /// Grace for a call beyond what the driver itself was told to wait.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long an unlock may take.
+const UNLOCK: Duration = Duration::from_secs(15);
+/// How long a lock whose child was cut off may still come.
+const SETTLING_LOCK: Duration = Duration::from_millis(200);
 /// How long a process may go on changing its state after the call for that was cut off.
 const SETTLING: Duration = Duration::from_secs(10);
 
@@ -106,7 +110,7 @@ impl Work<'_> {
                 if !touched.contains(&at) {
                     touched.push(at);
                 }
-                self.step(targets, at, action, locks_end)?;
+                self.step(targets, touched, at, action, locks_end)?;
             }
         }
         // Who runs again is not taken away once more because somebody is impatient.
@@ -127,6 +131,7 @@ impl Work<'_> {
     fn step(
         &self,
         targets: &mut [Target],
+        touched: &[usize],
         at: usize,
         action: Action,
         locks_end: Duration,
@@ -143,18 +148,24 @@ impl Work<'_> {
             Action::Restore => Call::Restore(target.map.clone()),
             Action::Unlock => Call::Unlock,
         };
-        let mut outcome = self.call(target, &call);
+        let others = touched.iter().filter(|other| **other != at);
+        let others: Vec<ProcessId> = others.map(|at| targets[*at].id).collect();
+        let mut outcome = self.call(target, &others, &call);
         let mut after = After::State(action.to());
-        if outcome.is_err() {
+        if let Err(refusal) = &outcome {
+            if action == Action::Lock && refusal.code.is_none() {
+                // What the driver began for a child that was cut off may come a little later.
+                self.host.clock.sleep(SETTLING_LOCK);
+            }
             after = self.observe(target);
             if action == Action::Unlock && after.is(ProcessState::LOCKED) {
-                outcome = self.call(target, &call);
+                outcome = self.call(target, &others, &call);
                 after = self.observe(target);
             }
         }
         match outcome {
             Err(failure) if action == Action::Lock || !after.is(action.to()) => {
-                let code = failure.code();
+                let code = failure.code;
                 Err(Failure::Step {
                     target: at,
                     action,
@@ -176,27 +187,36 @@ impl Work<'_> {
     /// Undoes what was done, the last first. Where a map is refused, all run where they were: who has not been asked for
     /// yet comes back with the others.
     fn back(&self, purpose: Purpose, targets: &mut [Target], touched: &[usize], failure: &Failure) {
-        if let Failure::Step {
-            map_refused: true, ..
-        } = failure
-        {
-            for target in targets
-                .iter_mut()
-                .rev()
-                .filter(|target| !target.steps.is_empty())
-            {
-                self.bring_home(target);
+        let map_refused = matches!(
+            failure,
+            Failure::Step {
+                map_refused: true,
+                ..
             }
-            return;
-        }
-        for target in touched.iter().rev().map(|at| &targets[*at]) {
+        );
+        let mut order: Vec<usize> = match map_refused {
+            true => (0..targets.len())
+                .filter(|at| !targets[*at].steps.is_empty())
+                .collect(),
+            false => touched.to_vec(),
+        };
+        order.reverse();
+        // A call about one process may wait for the unlock of another one (NVIDIA/cuda-checkpoint#30): who does not answer
+        // comes last.
+        let is_silent = |at: &usize| self.look(&targets[*at]) == After::Unknown;
+        let (silent, mut answering): (Vec<usize>, Vec<usize>) =
+            order.into_iter().partition(is_silent);
+        answering.extend(silent);
+        for at in answering {
+            let target = &mut targets[at];
             match purpose {
+                _ if map_refused => self.bring_home(target),
                 Purpose::Only(Action::Unlock) | Purpose::Look => {}
                 _ if target.before == ProcessState::CHECKPOINTED => {
                     self.to_checkpointed(target);
                 }
                 _ => {
-                    self.to_running(target);
+                    self.to_running(target, true);
                 }
             }
         }
@@ -204,24 +224,24 @@ impl Work<'_> {
 
     /// Lets a process run on, from whatever state. A restore that the driver itself has refused is not asked for again:
     /// after one that lacked memory every further one fails (NVIDIA/cuda-checkpoint#44).
-    fn to_running(&self, target: &Target) -> After {
-        let (mut unlocks, mut restores) = (0, 0);
+    fn to_running(&self, target: &Target, may_restore: bool) -> After {
+        let (mut unlocks, mut restores) = (2, if may_restore { 2 } else { 0 });
         let mut after = self.observe(target);
         loop {
             let outcome = match after {
-                // Where the driver does not tell, an unlock does no harm.
-                After::State(ProcessState::LOCKED) | After::Unknown if unlocks < 2 => {
-                    unlocks += 1;
-                    self.call(target, &Call::Unlock)
+                // Where the driver does not tell, an unlock is worth a try.
+                After::State(ProcessState::LOCKED) | After::Unknown if unlocks > 0 => {
+                    unlocks -= 1;
+                    self.call(target, &[], &Call::Unlock)
                 }
-                After::State(ProcessState::CHECKPOINTED) if restores < 2 => {
-                    restores += 1;
-                    self.call(target, &Call::Restore(None))
+                After::State(ProcessState::CHECKPOINTED) if restores > 0 => {
+                    restores -= 1;
+                    self.call(target, &[], &Call::Restore(None))
                 }
                 _ => return after,
             };
-            if outcome.is_err_and(|refusal| refusal.code().is_some()) {
-                restores = 2;
+            if outcome.is_err_and(|refusal| refusal.code.is_some()) {
+                restores = 0;
             }
             after = self.observe(target);
         }
@@ -229,73 +249,87 @@ impl Work<'_> {
 
     /// Takes a process back to where it was suspended. Where that fails it runs: nothing stays locked.
     fn to_checkpointed(&self, target: &Target) -> After {
+        let lock = Call::Lock {
+            timeout_ms: millis(self.limits.lock),
+        };
         let mut after = self.observe(target);
-        for (action, call) in [
-            (
-                Action::Lock,
-                Call::Lock {
-                    timeout_ms: millis(self.limits.lock),
-                },
-            ),
-            (Action::Checkpoint, Call::Checkpoint),
-        ] {
+        for (action, call) in [(Action::Lock, lock), (Action::Checkpoint, Call::Checkpoint)] {
             if after.is(action.from()) {
                 // What it was worth the state says.
-                let _ = self.call(target, &call);
+                let _ = self.call(target, &[], &call);
                 after = self.observe(target);
             }
         }
         match after {
             After::State(ProcessState::CHECKPOINTED) => after,
-            _ => self.to_running(target),
+            _ => self.to_running(target, true),
         }
     }
 
     /// Lets a process run where it was before it was to be moved.
     fn bring_home(&self, target: &mut Target) {
         let map = target.map.as_ref().filter(|_| target.is_moved);
-        if let Some(way_back) = map.map(GpuMap::inverse) {
-            let at_hand = self.to_checkpointed(target);
-            let restored = at_hand.is(ProcessState::CHECKPOINTED)
-                && self.call(target, &Call::Restore(Some(way_back))).is_ok();
-            target.is_moved = !restored;
+        let Some(way_back) = map.map(GpuMap::inverse) else {
+            self.to_running(target, true);
+            return;
+        };
+        let at_hand = self.to_checkpointed(target);
+        let mut may_restore = true;
+        if at_hand.is(ProcessState::CHECKPOINTED) {
+            match self.call(target, &[], &Call::Restore(Some(way_back))) {
+                Ok(()) => target.is_moved = false,
+                Err(refusal) => {
+                    may_restore = refusal.code.is_none_or(|code| REFUSALS.contains(&code))
+                }
+            }
         }
-        self.to_running(target);
+        self.to_running(target, may_restore);
     }
 
     /// In which state a process is, whatever was said of it. Asked again a few times, since so much depends on it.
     fn observe(&self, target: &Target) -> After {
-        let limit = QUICK.min(self.limits.deadline);
-        let look = || {
-            process::still_running(self.host, target.id)?;
-            let asked = self.caller.call(target.id.pid, &Call::State, limit);
-            Some(asked.map_or(After::Unknown, |state| After::State(ProcessState(state))))
-        };
         let mut tries = 0;
         let settled = self.host.wait_for(SETTLING.min(self.limits.deadline), || {
             tries += 1;
-            match look() {
-                None => Some(After::Gone),
-                Some(After::Unknown) => (tries >= 3).then_some(After::Unknown),
-                Some(After::State(ProcessState::CHECKPOINTING | ProcessState::RESTORING)) => None,
-                Some(after) => Some(after),
+            match self.look(target) {
+                After::Unknown => (tries >= 3).then_some(After::Unknown),
+                After::State(ProcessState::CHECKPOINTING | ProcessState::RESTORING) => None,
+                after => Some(after),
             }
         });
-        settled.or_else(look).unwrap_or(After::Gone)
+        settled.unwrap_or_else(|| self.look(target))
     }
 
-    fn call(&self, target: &Target, call: &Call) -> Result<(), Refusal> {
+    fn look(&self, target: &Target) -> After {
         if process::still_running(self.host, target.id).is_none() {
-            return Err(Refusal::of("it has ended".to_owned()));
+            return After::Gone;
+        }
+        let limit = QUICK.min(self.limits.deadline);
+        match self.caller.state(target.id.pid, limit) {
+            Ok(state) => After::State(ProcessState(state)),
+            Err(_) if process::still_running(self.host, target.id).is_none() => After::Gone,
+            Err(_) => After::Unknown,
+        }
+    }
+
+    /// One call about a process, with those others that must run again should we be killed meanwhile.
+    fn call(&self, target: &Target, others: &[ProcessId], call: &Call) -> Result<(), Refusal> {
+        if process::still_running(self.host, target.id).is_none() {
+            return Err(Refusal {
+                reason: "it has ended".to_owned(),
+                code: None,
+            });
         }
         let limit = match call {
             Call::Lock { timeout_ms } => {
                 Duration::from_millis((*timeout_ms).into()) + GRACE.min(self.limits.deadline)
             }
+            // It has nothing to move.
+            Call::Unlock => UNLOCK.min(self.limits.deadline),
             _ => self.limits.deadline,
         };
-        let outcome = self.caller.call(target.id.pid, call, limit);
-        outcome.map(drop).map_err(|failure| Refusal {
+        let outcome = self.caller.act(target.id, others, call, limit);
+        outcome.map_err(|failure| Refusal {
             code: match &failure {
                 DriverFailure::Call { code, .. } => Some(*code),
                 _ => None,
@@ -316,16 +350,6 @@ struct Refusal {
     reason: String,
     /// The driver's own number; none where it did not get as far as that.
     code: Option<u32>,
-}
-
-impl Refusal {
-    fn of(reason: String) -> Self {
-        Self { reason, code: None }
-    }
-
-    fn code(&self) -> Option<u32> {
-        self.code
-    }
 }
 
 fn millis(time: Duration) -> u32 {

@@ -122,7 +122,7 @@ fn the_number_of_a_thread_is_refused_and_the_process_named() {
     let (target, thread) = with_a_thread(&machine);
     let pid = target.pid();
     machine.cuda_process(thread, RUNNING);
-    for verb in ["suspend", "lock", "state"] {
+    for verb in ["suspend", "lock", "restore-thread"] {
         machine
             .run(["checkpoint", verb, &format!("--pid={thread}")])
             .fails(&format!("{thread} is a thread of process {pid}"))
@@ -382,30 +382,27 @@ fn a_driver_without_the_calls_is_too_old() {
 }
 
 #[test]
-fn without_persistence_mode_and_without_cuda_a_restore_would_kill() {
+fn without_cuda_of_our_own_a_restore_would_kill() {
     let machine = Sandbox::new();
     let target = target(&machine, RUNNING);
     uses(&machine, &[(&target, U0, "812")]);
     let gpu = |persistence| [("NVIDIA H200", "100000", persistence, "Disabled")];
     conditions(&machine, &gpu("Disabled"));
-    checkpoint(&machine, &["check"], &[&target])
-        .succeeds()
-        .said_nothing();
-    let found = checkpoint(&machine, &["check", "--json"], &[&target])
-        .succeeds()
-        .json();
+    let found = checkpoint(&machine, &["check", "--json"], &[&target]);
+    let found = found.succeeds().json();
     let note = found["notes"][0].as_str().unwrap();
     assert!(note.starts_with("persistence mode is off"), "{note}");
-    machine.faults("init 999");
-    let found = checkpoint(&machine, &["check", "--json"], &[&target])
-        .finish()
-        .exited(1)
-        .json();
-    assert_eq!(found["blockers"][0]["id"], "persistence");
-    conditions(&machine, &gpu("Enabled"));
-    checkpoint(&machine, &["check"], &[&target]).succeeds();
+    for persistence in ["Disabled", "Enabled"] {
+        conditions(&machine, &gpu(persistence));
+        machine.faults("init 999");
+        is_blocked(
+            &machine,
+            &[&target],
+            "persistence",
+            "CUDA cannot be initialised",
+        );
+    }
     // A restore that cannot initialise CUDA is not asked for.
-    machine.faults("init 999");
     machine.cuda_process(target.pid(), CHECKPOINTED);
     machine.cuda_calls();
     checkpoint(&machine, &["resume"], &[&target])
@@ -413,6 +410,11 @@ fn without_persistence_mode_and_without_cuda_a_restore_would_kill() {
         .said("cuInit failed");
     assert_eq!(machine.cuda_state(target.pid()), CHECKPOINTED);
     assert!(!machine.cuda_calls().contains("restore"));
+    // A mask of the caller's hides no GPU from it.
+    machine.faults("");
+    checkpoint(&machine, &["check"], &[&target])
+        .env("CUDA_VISIBLE_DEVICES", "")
+        .succeeds();
 }
 
 #[test]

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::support::{Sandbox, Sleeper, U0};
 
-use super::{CHECKPOINTED, LOCKED, RUNNING, acts, checkpoint, entries, target, uses};
+use super::{CHECKPOINTED, LOCKED, RUNNING, acts, checkpoint, conditions, entries, target, uses};
 
 #[test]
 fn a_process_leaves_its_gpu_and_comes_back() {
@@ -153,8 +153,12 @@ fn a_step_from_a_wrong_state_is_refused_and_touches_nothing() {
 }
 
 #[test]
-fn cuda_is_initialised_only_to_restore_and_never_where_a_control_daemon_could_be() {
+fn cuda_is_initialised_only_for_a_restore_and_never_where_a_control_daemon_could_be() {
     let machine = Sandbox::new();
+    conditions(
+        &machine,
+        &[("NVIDIA H200", "100000", "Enabled", "Disabled")],
+    );
     let target = target(&machine, RUNNING);
     let with_mask = |words: &[&str]| {
         let call = checkpoint(&machine, words, &[&target]);
@@ -163,19 +167,33 @@ fn cuda_is_initialised_only_to_restore_and_never_where_a_control_daemon_could_be
             .env("CUDA_CHECKPOINT_JOB_FILE", "/ours")
             .succeeds();
     };
-    with_mask(&["suspend", "--quiet"]);
+    // Before it is taken away, to know that it can be brought back, and to bring it back.
+    for verb in ["suspend", "resume"] {
+        with_mask(&[verb, "--quiet"]);
+        let calls = machine.cuda_calls();
+        let inits: Vec<&str> = calls.lines().filter(|it| it.starts_with("init ")).collect();
+        let [init] = inits[..] else { panic!("{calls}") };
+        let mps = init.split(' ').nth(1).unwrap();
+        assert!(mps.starts_with("mps=<S>/t/uni-cumps-nowhere-"), "{init}");
+        assert!(init.ends_with(" empty=true mask=none job=none"), "{init}");
+    }
+    with_mask(&["lock", "--quiet"]);
+    with_mask(&["unlock", "--quiet"]);
+    with_mask(&["state"]);
     assert!(!machine.cuda_calls().contains("init"));
-    with_mask(&["resume", "--quiet"]);
-    let calls = machine.cuda_calls();
-    let init = calls
-        .lines()
-        .find(|line| line.starts_with("init "))
-        .unwrap();
-    let mps = init.split(' ').nth(1).unwrap();
-    assert!(mps.starts_with("mps=<S>/t/uni-cumps-nowhere-"), "{init}");
-    assert!(init.ends_with(" empty=true mask=none job=none"), "{init}");
     // Nothing of it is left.
     assert_eq!(fs::read_dir(machine.path("t")).unwrap().count(), 0);
+}
+
+#[test]
+fn without_a_place_for_the_empty_directory_another_one_is_found() {
+    let machine = Sandbox::new();
+    for tmp in ["/proc", "/nonexistent"] {
+        let target = target(&machine, CHECKPOINTED);
+        let call = checkpoint(&machine, &["resume", "--quiet"], &[&target]);
+        call.env("TMPDIR", tmp).succeeds();
+        assert!(machine.cuda_calls().contains(" empty=true "));
+    }
 }
 
 #[test]
@@ -215,32 +233,22 @@ fn the_states_of_several_processes_are_shown_and_one_that_has_none_is_said() {
     let machine = Sandbox::new();
     let locked = target(&machine, LOCKED);
     let plain = Sleeper::new();
-    let mut pids = [locked.pid(), plain.pid()];
-    pids.sort_unstable();
-    let done = checkpoint(&machine, &["state"], &[&locked, &plain])
-        .finish()
-        .exited(1)
-        .said_nothing();
-    assert_eq!(
-        done.text(),
-        format!(
-            "pid={} state=locked\npid={1} state=none reason=pid {1} does not use CUDA\n",
-            locked.pid(),
-            plain.pid()
-        )
+    let [a, b] = [locked.pid(), plain.pid()];
+    let hint = "nvidia-smi lists the processes that use a GPU; a launcher's child may be meant";
+    let done = checkpoint(&machine, &["state"], &[&locked, &plain]);
+    let expected = format!(
+        "pid={a} state=locked\npid={b} state=none reason=pid {b} does not use CUDA hint={hint}\n"
     );
-    let found = checkpoint(&machine, &["state", "--json"], &[&locked, &plain])
-        .finish()
-        .exited(1)
-        .json();
-    let expected = json!({"processes": [
-        {"pid": locked.pid(), "state": "locked", "reason": null},
-        {"pid": plain.pid(), "state": null, "reason": format!("pid {} does not use CUDA", plain.pid())},
-    ]});
-    assert_eq!(found, expected);
-    machine
-        .run(["checkpoint", "state", &format!("--pid={}", plain.pid())])
-        .fails("cannot tell the state: pid");
+    assert_eq!(done.finish().exited(1).said_nothing().text(), expected);
+    let told = json!({"pid": b, "state": null, "reason": format!("pid {b} does not use CUDA"), "hint": hint});
+    let states = |targets: &[&Sleeper]| {
+        let done = checkpoint(&machine, &["state", "--json"], targets).finish();
+        done.exited(1).json()["processes"].clone()
+    };
+    let known = json!({"pid": a, "state": "locked", "reason": null, "hint": null});
+    assert_eq!(states(&[&locked, &plain]), json!([known, told]));
+    // One form, whatever there is to tell.
+    assert_eq!(states(&[&plain]), json!([told]));
 }
 
 #[test]

@@ -281,7 +281,7 @@ fn what_fails_for_one_of_several_is_undone_for_all_in_reverse() {
     machine.faults(&format!("restore:{b} 2"));
     checkpoint(&machine, &["resume", "--quiet"], &all)
         .fails(&format!("could not resume: the restore of pid {b} failed"))
-        .said("the driver may refuse every further restore");
+        .said("the driver may refuse every further one");
     assert_eq!(states(&machine, &targets), [CHECKPOINTED; 3]);
     assert_eq!(entries(&machine), 3);
     machine.faults(&format!("unlock:{b} 304"));
@@ -340,7 +340,7 @@ fn a_lock_that_times_out_says_how_to_wait_longer() {
     )
     .fails("could not suspend: the lock of pid")
     .said("CUDA error 600 (CUDA_ERROR_NOT_READY)")
-    .said("hint: its GPU work takes longer than that: --timeout 60");
+    .said("hint: its GPU work takes longer than that: give --timeout more seconds");
     assert_eq!(machine.cuda_state(target.pid()), RUNNING);
 }
 
@@ -352,7 +352,7 @@ fn a_missing_right_is_explained() {
         machine.faults(&format!("lock {code}"));
         checkpoint(&machine, &["suspend", "--quiet"], &[&target])
             .fails("the lock of pid")
-            .said("the driver acts as a debugger does, which this user may not: try it with sudo");
+            .said("hint: the driver needs a debugger's rights");
     }
 }
 

@@ -17,7 +17,8 @@ fn in_the_middle(machine: &Sandbox, words: &[&str], targets: &[&Sleeper], slow: 
     let path = machine.path("cuda/calls");
     wait_until("the step has begun", || {
         let calls = fs::read_to_string(&path).unwrap_or_default();
-        calls.lines().any(|line| line.starts_with(slow))
+        let begun = slow.replace(':', " ");
+        calls.lines().any(|line| line.starts_with(&begun))
     });
     child
 }
@@ -96,38 +97,88 @@ fn a_signal_that_is_ignored_interrupts_nothing() {
 }
 
 #[test]
-fn killed_in_the_middle_it_leaves_a_process_that_runs() {
+fn killed_in_the_middle_it_leaves_processes_that_run() {
     for slow in ["lock", "checkpoint", "restore"] {
         let machine = Sandbox::new();
-        let target = target(&machine, RUNNING);
+        let targets = [RUNNING; 2].map(|state| target(&machine, state));
+        let both = [&targets[0], &targets[1]];
         let words = match slow {
             "restore" => {
-                checkpoint(&machine, &["suspend", "--quiet"], &[&target]).succeeds();
+                checkpoint(&machine, &["suspend", "--quiet"], &both).succeeds();
                 "resume"
             }
             _ => "suspend",
         };
-        let child = in_the_middle(&machine, &[words, "--quiet"], &[&target], slow);
+        // At the second process: the first one has been touched as well.
+        let second = targets[1].pid().max(targets[0].pid());
+        let slow = format!("{slow}:{second}");
+        let child = in_the_middle(&machine, &[words, "--quiet"], &both, &slow);
         signal(i32::try_from(child.id()).unwrap(), Signal::SIGKILL);
         child.wait_with_output().unwrap();
         go(&machine);
-        let unlocked = || {
-            machine
-                .cuda_calls_so_far()
-                .lines()
-                .last()
-                .is_some_and(|line| line.starts_with("unlock"))
-        };
-        wait_until("the process runs again", unlocked);
-        wait_until("the process runs again", || {
-            machine.cuda_state(target.pid()) == RUNNING
-        });
+        for target in both {
+            let unlocked = format!("unlock {}\n", target.pid());
+            wait_until("the process runs again", || {
+                machine.cuda_calls_so_far().contains(&unlocked)
+                    && machine.cuda_state(target.pid()) == RUNNING
+            });
+        }
+        wait_until("nothing is left of it", || machine.processes().is_empty());
+        assert_eq!(fs::read_dir(machine.path("t")).unwrap().count(), 0);
         // The next one finds nothing in its way, and the ledger is put right.
         machine.faults("");
-        checkpoint(&machine, &["suspend", "--quiet"], &[&target]).succeeds();
-        machine.run(["checkpoint", "resume", "--quiet"]).succeeds();
+        assert_eq!(
+            machine.run(["status", "--json"]).succeeds().json()["suspended_processes"],
+            json!([])
+        );
+        checkpoint(&machine, &["suspend", "--quiet"], &both).succeeds();
+        machine
+            .run(["checkpoint", "resume", "--all", "--quiet"])
+            .succeeds();
         assert_eq!(entries(&machine), 0);
     }
+}
+
+#[test]
+fn a_second_signal_takes_nothing_of_the_report_away() {
+    let machine = Sandbox::new();
+    let target = target(&machine, RUNNING);
+    let child = in_the_middle(
+        &machine,
+        &["suspend", "--quiet", "--json"],
+        &[&target],
+        "checkpoint",
+    );
+    for number in [Signal::SIGINT, Signal::SIGTERM] {
+        signal(i32::try_from(child.id()).unwrap(), number);
+    }
+    go(&machine);
+    let output = child.wait_with_output().unwrap();
+    let failure: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(failure["error"]["code"], "interrupted");
+    assert_eq!(machine.cuda_state(target.pid()), RUNNING);
+}
+
+#[test]
+fn a_process_that_does_not_answer_keeps_no_other_locked() {
+    let machine = Sandbox::new();
+    let targets = [RUNNING; 2].map(|state| target(&machine, state));
+    let mut pids = [targets[0].pid(), targets[1].pid()];
+    pids.sort_unstable();
+    let [answers, silent] = pids;
+    machine.faults(&format!(
+        "lock:{silent} hang\nunlock:{silent} hang\nstate:{silent}#2 hang\nstate:{silent}#3 hang"
+    ));
+    let words = ["suspend", "--quiet", "--timeout=0.3", "--deadline=0.3"];
+    checkpoint(&machine, &words, &[&targets[0], &targets[1]])
+        .fails("could not suspend: the lock of pid");
+    assert_eq!(machine.cuda_state(answers), RUNNING);
+    let calls = acts(&machine);
+    let at = |call: String| calls.find(&call).unwrap_or(usize::MAX);
+    assert!(
+        at(format!("unlock {answers}\n")) < at(format!("unlock {silent}\n")),
+        "{calls}"
+    );
 }
 
 #[test]

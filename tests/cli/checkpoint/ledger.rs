@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::support::{Sandbox, U1};
+use crate::support::{Sandbox, Sleeper, U0, U1};
 
 use super::{CHECKPOINTED, RUNNING, checkpoint, entries, suspended, target, uses};
 
@@ -78,14 +78,48 @@ fn who_has_ended_is_not_suspended_any_more() {
 }
 
 #[test]
-fn who_was_resumed_by_somebody_else_is_shown_as_running_and_forgotten_by_resume() {
+fn who_was_resumed_by_somebody_else_is_not_suspended() {
+    let machine = Sandbox::new();
+    let targets = [RUNNING; 2].map(|state| target(&machine, state));
+    for target in &targets {
+        checkpoint(&machine, &["suspend", "--quiet"], &[target]).succeeds();
+    }
+    machine.cuda_process(targets[0].pid(), RUNNING);
+    assert_eq!(suspended(&machine).len(), 1);
+    machine.run(["checkpoint", "resume", "--quiet"]).succeeds();
+    assert_eq!(machine.cuda_state(targets[1].pid()), RUNNING);
+    machine
+        .run(["checkpoint", "resume"])
+        .fails("no process of yours is suspended here");
+    // What is left in the ledger goes with the next command about it, and is not taken for the truth.
+    assert_eq!(entries(&machine), 1);
+    uses(&machine, &[(&targets[0], U0, "5")]);
+    checkpoint(&machine, &["suspend"], &[&targets[0]]).succeeds();
+    assert_eq!(suspended(&machine)[0]["gpus"][0]["memory_mib"], 5);
+    checkpoint(&machine, &["resume", "--all"], &[]).succeeds();
+    assert_eq!(entries(&machine), 0);
+}
+
+#[test]
+fn an_entry_under_another_name_is_none() {
     let machine = Sandbox::new();
     let target = target(&machine, RUNNING);
     checkpoint(&machine, &["suspend", "--quiet"], &[&target]).succeeds();
-    machine.cuda_process(target.pid(), RUNNING);
-    assert_eq!(suspended(&machine)[0]["state"], "running");
+    machine.sh("cd $REC/.suspended; cp *.json copy.json; echo '{' > bad.json; mkfifo fifo.json");
+    assert_eq!(suspended(&machine).len(), 1);
     machine.run(["checkpoint", "resume", "--quiet"]).succeeds();
-    assert_eq!(entries(&machine), 0);
+}
+
+#[test]
+fn a_driver_that_hangs_is_not_asked_about_every_process() {
+    let machine = Sandbox::new();
+    let targets = [RUNNING; 3].map(|state| target(&machine, state));
+    let all: Vec<&Sleeper> = targets.iter().collect();
+    checkpoint(&machine, &["suspend", "--quiet"], &all).succeeds();
+    machine.cuda_calls();
+    machine.faults("state hang");
+    assert_eq!(suspended(&machine).len(), 3);
+    assert_eq!(machine.cuda_calls().matches("state").count(), 1);
 }
 
 #[test]

@@ -91,7 +91,7 @@ fn what_is_no_gpu_and_no_map_is_refused() {
         (
             ["--gpu-map=0=7"],
             "this machine has no GPU 7",
-            "--gpu-map 0=1",
+            "nvidia-smi -L",
         ),
         (
             ["--gpu-map=0=1,0=0"],

@@ -134,6 +134,11 @@ pub struct LockedLedger<'l> {
 }
 
 impl LockedLedger<'_> {
+    /// Where we are, as every entry of now must have it.
+    pub fn here(&self) -> &Place {
+        &self.ledger.here
+    }
+
     /// What is remembered of a process now.
     pub fn entry(&self, process: ProcessId) -> Option<Suspended> {
         self.ledger.entry(process)

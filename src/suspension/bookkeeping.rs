@@ -8,7 +8,6 @@ use super::work::Target;
 use crate::checkpoint::{After, Ending, ProcessState, Subject, Suspended};
 use crate::error::Error;
 use crate::host::Host;
-use crate::process;
 use crate::record::ProcessId;
 use crate::store::{Ledger, LockedLedger};
 use crate::ui::Ui;
@@ -59,7 +58,7 @@ pub(super) fn remember(
         let entry = Suspended {
             process: target.id,
             uid: subject.map_or(host.uid, |subject| subject.uid),
-            place: process::place(host),
+            place: locked.here().clone(),
             program: target.program.clone(),
             gpus: listed.unwrap_or_default(),
             suspended_at: now.as_ref().map_or(0.0, |now| now.as_secs_f64()),

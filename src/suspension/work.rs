@@ -54,6 +54,9 @@ enum Failure {
 
 /// Grace for a call beyond what the driver itself was told to wait.
 const GRACE: Duration = Duration::from_secs(5);
+/// How often an unlock and a restore are tried where a process is to run again.
+const UNLOCKS: u32 = 2;
+const RESTORES: u32 = 2;
 /// How long an unlock may take.
 const UNLOCK: Duration = Duration::from_secs(15);
 /// How long a lock whose child was cut off may still come.
@@ -160,7 +163,10 @@ impl Work<'_> {
             after = self.observe(target);
             if action == Action::Unlock && after.is(ProcessState::LOCKED) {
                 outcome = self.call(target, &others, &call);
-                after = self.observe(target);
+                after = match outcome {
+                    Ok(()) => After::State(ProcessState::RUNNING),
+                    Err(_) => self.observe(target),
+                };
             }
         }
         match outcome {
@@ -216,83 +222,91 @@ impl Work<'_> {
                     self.to_checkpointed(target);
                 }
                 _ => {
-                    self.to_running(target, true);
+                    self.to_running(target, RESTORES);
                 }
             }
         }
     }
 
-    /// Lets a process run on, from whatever state. A restore that the driver itself has refused is not asked for again:
-    /// after one that lacked memory every further one fails (NVIDIA/cuda-checkpoint#44).
-    fn to_running(&self, target: &Target, may_restore: bool) -> After {
-        let (mut unlocks, mut restores) = (2, if may_restore { 2 } else { 0 });
+    /// Lets a process run on, from whatever state, with at most so many restores. One that the driver itself has refused
+    /// is not asked for again: after one that lacked memory every further one fails (NVIDIA/cuda-checkpoint#44).
+    fn to_running(&self, target: &Target, mut restores: u32) -> After {
+        let mut unlocks = UNLOCKS;
         let mut after = self.observe(target);
         loop {
-            let outcome = match after {
-                // Where the driver does not tell, an unlock is worth a try.
+            match after {
+                // Where the driver does not tell, an unlock is worth a try; what became of it the state says.
                 After::State(ProcessState::LOCKED) | After::Unknown if unlocks > 0 => {
                     unlocks -= 1;
-                    self.call(target, &[], &Call::Unlock)
+                    let _ = self.call(target, &[], &Call::Unlock);
                 }
                 After::State(ProcessState::CHECKPOINTED) if restores > 0 => {
-                    restores -= 1;
-                    self.call(target, &[], &Call::Restore(None))
+                    let outcome = self.call(target, &[], &Call::Restore(None));
+                    let is_final = outcome.is_err_and(|refusal| refusal.code.is_some());
+                    restores = if is_final { 0 } else { restores - 1 };
+                    // It may be locked from now on, whatever was tried before.
+                    unlocks = UNLOCKS;
                 }
                 _ => return after,
-            };
-            if outcome.is_err_and(|refusal| refusal.code.is_some()) {
-                restores = 0;
             }
             after = self.observe(target);
         }
     }
 
-    /// Takes a process back to where it was suspended. Where that fails it runs: nothing stays locked.
-    fn to_checkpointed(&self, target: &Target) -> After {
+    /// Takes a process back to where it was suspended. Where that fails twice it runs: nothing stays locked.
+    fn to_checkpointed(&self, target: &mut Target) -> After {
         let lock = Call::Lock {
             timeout_ms: millis(self.limits.lock),
         };
         let mut after = self.observe(target);
+        target.note_move(after);
         for (action, call) in [(Action::Lock, lock), (Action::Checkpoint, Call::Checkpoint)] {
-            if after.is(action.from()) {
+            let mut tries = 2;
+            while after.is(action.from()) && tries > 0 {
+                tries -= 1;
                 // What it was worth the state says.
                 let _ = self.call(target, &[], &call);
                 after = self.observe(target);
             }
         }
-        match after {
-            After::State(ProcessState::CHECKPOINTED) => after,
-            _ => self.to_running(target, true),
+        if after.is(ProcessState::CHECKPOINTED) {
+            return after;
         }
+        // If it turns out to be suspended after all, it is where it belongs.
+        after = self.to_running(target, 0);
+        target.note_move(after);
+        after
     }
 
     /// Lets a process run where it was before it was to be moved.
     fn bring_home(&self, target: &mut Target) {
         let map = target.map.as_ref().filter(|_| target.is_moved);
         let Some(way_back) = map.map(GpuMap::inverse) else {
-            self.to_running(target, true);
+            self.to_running(target, RESTORES);
             return;
         };
-        let at_hand = self.to_checkpointed(target);
-        let mut may_restore = true;
-        if at_hand.is(ProcessState::CHECKPOINTED) {
-            match self.call(target, &[], &Call::Restore(Some(way_back))) {
-                Ok(()) => target.is_moved = false,
-                Err(refusal) => {
-                    may_restore = refusal.code.is_none_or(|code| REFUSALS.contains(&code))
-                }
+        let mut restores = RESTORES;
+        if self.to_checkpointed(target).is(ProcessState::CHECKPOINTED) {
+            let outcome = self.call(target, &[], &Call::Restore(Some(way_back)));
+            let is_home = outcome.is_ok() || self.observe(target).is(ProcessState::LOCKED);
+            target.is_moved = !is_home;
+            let code = outcome.err().and_then(|refusal| refusal.code);
+            if code.is_some_and(|code| !REFUSALS.contains(&code)) {
+                restores = 0;
             }
         }
-        self.to_running(target, may_restore);
+        self.to_running(target, restores);
     }
 
     /// In which state a process is, whatever was said of it. Asked again a few times, since so much depends on it.
     fn observe(&self, target: &Target) -> After {
-        let mut tries = 0;
+        let mut in_vain = 0;
         let settled = self.host.wait_for(SETTLING.min(self.limits.deadline), || {
-            tries += 1;
             match self.look(target) {
-                After::Unknown => (tries >= 3).then_some(After::Unknown),
+                After::Unknown => {
+                    in_vain += 1;
+                    (in_vain >= 3).then_some(After::Unknown)
+                }
                 After::State(ProcessState::CHECKPOINTING | ProcessState::RESTORING) => None,
                 after => Some(after),
             }
@@ -368,6 +382,12 @@ impl Target {
             map: subject.map.clone(),
             is_moved: false,
         })
+    }
+
+    /// It is back from where it was suspended, so that it was restored, whether that could be told then or not.
+    fn note_move(&mut self, after: After) {
+        let is_back = after.is(ProcessState::LOCKED) || after.is(ProcessState::RUNNING);
+        self.is_moved |= self.map.is_some() && is_back;
     }
 
     fn ending(&self, after: After) -> Ending {

@@ -12,8 +12,15 @@ use uni_cumps::runner::{CommandRunner, Finished, Invocation, RunError};
 
 use crate::support::{our_uid, set_mode};
 
-#[derive(Default)]
-struct StillClock(Mutex<Duration>);
+#[derive(Clone, Default)]
+pub(crate) struct StillClock(Arc<Mutex<Duration>>);
+
+impl StillClock {
+    /// Time passes.
+    pub(crate) fn advance(&self, time: Duration) {
+        *self.0.lock().unwrap() += time;
+    }
+}
 
 impl Clock for StillClock {
     fn now(&self) -> SystemTime {
@@ -27,7 +34,7 @@ impl Clock for StillClock {
     fn sleep(&self, time: Duration) {
         // A test beside this one that is just starting a program holds a copy of every lock until that runs.
         std::thread::sleep(Duration::from_micros(20));
-        *self.0.lock().unwrap() += time;
+        self.advance(time);
     }
 }
 

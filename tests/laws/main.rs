@@ -8,9 +8,11 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod checkpoint;
 mod completions;
 mod control;
 mod cpus;
+mod cuda;
 mod env_files;
 mod fake;
 mod invented;

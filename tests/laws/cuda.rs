@@ -285,11 +285,15 @@ impl Driver {
             return finished(Status::Exited(0), self.rows(args[0]));
         }
         assert_eq!(args[0], CALL_COMMAND);
-        let Mode::Uninterrupted(limit) = call.mode else {
-            panic!("{call:?} can be cut off");
+        let limit = match call.mode {
+            Mode::Uninterrupted(limit) => limit,
+            // A question may be cut off, before anything is touched.
+            Mode::Captured(limit) if self.has_only_been_asked() => limit,
+            _ => panic!("{call:?} can be cut off"),
         };
         let word = match args[1] {
             "version" => return finished(Status::Exited(0), json(&Ok(13000))),
+            "init" => return finished(Status::Exited(0), json(&Ok(0))),
             "state" => Word::State,
             "restore-thread" => Word::Thread,
             "lock" => Word::Does(Action::Lock),
@@ -308,10 +312,17 @@ impl Driver {
         self.ask(process, word, &pairs, limit)
     }
 
+    fn has_only_been_asked(&self) -> bool {
+        let asks = |made: &Made| !matches!(made.word, Word::Does(_));
+        self.calls.iter().all(asks)
+    }
+
     fn rows(&self, query: &str) -> String {
         let gpus = 0..self.machine.gpus;
         let row = |gpu: usize| match query {
-            "--query-gpu=index,uuid,compute_mode" => format!("{gpu}, {}, Default\n", uuid(gpu)),
+            "--query-gpu=index,uuid,compute_mode,mig.mode.current" => {
+                format!("{gpu}, {}, Default, Disabled\n", uuid(gpu))
+            }
             query if query.starts_with("--query-gpu=") => {
                 let condition = fs::read_to_string(self.root.join(condition_file(gpu)));
                 let condition = condition.unwrap_or_else(|_| "1000, Enabled, Disabled".to_owned());

@@ -47,7 +47,6 @@ fn too_old(driver: &Driver) {
     let sentence = format!("driver too old: has {has}, needs 12.8 (r570)");
     let pid = format!("--pid={}", target.pid());
     for verb in [
-        "state",
         "suspend",
         "resume",
         "lock",
@@ -62,6 +61,13 @@ fn too_old(driver: &Driver) {
             .fails(&sentence)
             .said("hint: install a driver of branch 570 or newer");
     }
+    let state = machine.run(["checkpoint", "state", &pid]);
+    let state = state.env("LD_LIBRARY_PATH", &libcuda).finish().exited(1);
+    assert!(
+        state
+            .text()
+            .contains(&format!("state=none reason={sentence} hint="))
+    );
     let check = machine.run(["checkpoint", "check", "--json", &pid]);
     let found = check
         .env("LD_LIBRARY_PATH", &libcuda)

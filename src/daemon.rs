@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::compute_mode;
 use crate::error::Error;
 use crate::gpu::{Gpu, GpuUuid, MigUuid, Selector, SelectorItem};
 use crate::host::Host;
@@ -19,6 +20,7 @@ use crate::record::{Belongs, DaemonName, DaemonRecord, Place};
 use crate::runtime_dir;
 use crate::store::{Entry, Locked, Store};
 use crate::topology;
+use crate::ui::Ui;
 
 /// What is known about a recorded daemon without asking it anything.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -551,8 +553,15 @@ pub fn is_proven(host: &Host, record: &DaemonRecord, process: &Running) -> bool 
         && pipe.is_some_and(|pipe| Path::new(&pipe) == record.pipe_directory)
 }
 
-/// Forgets a daemon that is gone: its record, and what it left in its pipe directory.
-pub fn forget(host: &Host, locked: &Locked<'_>, record: &DaemonRecord) -> Result<(), Error> {
+/// Forgets a daemon that is gone: its record, what it left in its pipe directory, and that its GPUs were exclusive. What
+/// cannot be given back is told.
+pub fn forget(
+    host: &Host,
+    ui: &mut Ui<'_>,
+    locked: &Locked<'_>,
+    record: &DaemonRecord,
+) -> Result<(), Error> {
+    compute_mode::restore(host, ui, record)?;
     mps::clear(host, &record.pipe_directory);
     runtime_dir::remove_if_empty(host, &record.pipe_directory);
     locked.remove()

@@ -346,6 +346,18 @@ impl From<&str> for ComputeMode {
     }
 }
 
+impl ComputeMode {
+    /// What `nvidia-smi -c` calls it; nothing for what it does not set any more, or never did.
+    pub fn argument(&self) -> Option<&'static str> {
+        match self {
+            Self::Default => Some("DEFAULT"),
+            Self::ExclusiveProcess => Some("EXCLUSIVE_PROCESS"),
+            Self::Prohibited => Some("PROHIBITED"),
+            Self::ExclusiveThread | Self::Unknown(_) => None,
+        }
+    }
+}
+
 impl fmt::Display for ComputeMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

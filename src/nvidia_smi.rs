@@ -138,6 +138,13 @@ impl Discovery {
         })
     }
 
+    /// Whether this GPU takes one process only.
+    pub fn is_exclusive(&self, uuid: &GpuUuid) -> bool {
+        let mut gpus = self.gpus.iter().filter_map(Gpu::identity);
+        let gpu = gpus.find(|gpu| gpu.uuid == *uuid);
+        gpu.and_then(|gpu| self.compute_mode(gpu)) == Some(&ComputeMode::ExclusiveProcess)
+    }
+
     /// The messages as one text.
     pub fn diagnostic(&self) -> Option<String> {
         (!self.messages.is_empty()).then(|| self.messages.join("; "))
@@ -154,15 +161,32 @@ pub fn discover(host: &Host) -> Result<Discovery, SmiFailure> {
             found.divide(host)?;
             Ok(found)
         }
-        Err(RunError::TimedOut(limit)) => Err(SmiFailure::TimedOut {
+        Err(error) => Err(not_run(program, error)),
+    }
+}
+
+fn not_run(program: PathBuf, error: RunError) -> SmiFailure {
+    match error {
+        RunError::TimedOut(limit) => SmiFailure::TimedOut {
             program,
             seconds: limit.as_secs(),
-        }),
-        Err(RunError::Interrupted(signal)) => Err(SmiFailure::Interrupted(signal)),
-        Err(RunError::Spawn(error) | RunError::Setup(error)) => Err(SmiFailure::CannotRun {
+        },
+        RunError::Interrupted(signal) => SmiFailure::Interrupted(signal),
+        RunError::Spawn(error) | RunError::Setup(error) => SmiFailure::CannotRun {
             program,
             reason: error.to_string(),
-        }),
+        },
+    }
+}
+
+fn failed(program: PathBuf, finished: &Finished) -> SmiFailure {
+    match finished.status {
+        Status::Signaled(signal) => SmiFailure::Killed { program, signal },
+        Status::Exited(status) => SmiFailure::Failed {
+            program,
+            status,
+            said: finished.said(),
+        },
     }
 }
 
@@ -217,6 +241,36 @@ pub fn conditions(host: &Host) -> Result<Vec<GpuCondition>, SmiFailure> {
     Ok(stdout.lines().filter_map(row).collect())
 }
 
+/// The call that sets a compute mode; nothing if nvidia-smi cannot set it.
+pub fn compute_mode_call(
+    host: &Host,
+    gpu: &GpuUuid,
+    mode: &ComputeMode,
+) -> Result<Option<Invocation>, SmiFailure> {
+    let Some(argument) = mode.argument() else {
+        return Ok(None);
+    };
+    let mut call = call(host)?;
+    call.purpose = "set the compute mode";
+    call.args = ["-i", gpu.as_str(), "-c", argument]
+        .map(Into::into)
+        .to_vec();
+    Ok(Some(call))
+}
+
+/// Sets a GPU's compute mode, which takes an administrator.
+pub fn set_compute_mode(host: &Host, gpu: &GpuUuid, mode: &ComputeMode) -> Result<(), SmiFailure> {
+    let Some(call) = compute_mode_call(host, gpu, mode)? else {
+        return Ok(());
+    };
+    let program = call.program.clone();
+    match host.runner.run(&call) {
+        Ok(finished) if finished.status.success() => Ok(()),
+        Ok(finished) => Err(failed(program, &finished)),
+        Err(error) => Err(not_run(program, error)),
+    }
+}
+
 /// What nvidia-smi prints for another query; nothing where it fails, but for an interruption.
 fn query<const N: usize>(
     host: &Host,
@@ -258,14 +312,7 @@ fn read(program: PathBuf, finished: &Finished) -> Result<Discovery, SmiFailure> 
     messages.extend(lines(&finished.stderr).map(str::to_owned));
     if !finished.status.success() {
         if !gpus.iter().any(|gpu| gpu.identity().is_some()) {
-            return Err(match finished.status {
-                Status::Signaled(signal) => SmiFailure::Killed { program, signal },
-                Status::Exited(status) => SmiFailure::Failed {
-                    program,
-                    status,
-                    said: finished.said(),
-                },
-            });
+            return Err(failed(program, finished));
         }
         messages.push(format!(
             "nvidia-smi ended with status {}",

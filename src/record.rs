@@ -2,6 +2,7 @@
 //! daemon's clients must have in their environment.
 
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -143,6 +144,9 @@ pub struct DaemonRecord {
     pub gpu_indices: Vec<u32>,
     /// The MIG instance that it serves, a part of its only GPU.
     pub mig_uuid: Option<MigUuid>,
+    /// The compute modes that its GPUs had before they were made exclusive, as nvidia-smi names them. They come back when
+    /// the daemon is stopped.
+    pub compute_modes_before: BTreeMap<GpuUuid, String>,
     /// `CUDA_MPS_PIPE_DIRECTORY`, absolute.
     pub pipe_directory: PathBuf,
     /// `CUDA_MPS_LOG_DIRECTORY`, absolute.
@@ -158,6 +162,8 @@ pub struct DaemonRecord {
 /// The JSON form. Types are strict: a text where a list belongs would otherwise be taken apart into letters.
 #[derive(Serialize, Deserialize)]
 struct Fields {
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    compute_modes_before: BTreeMap<GpuUuid, String>,
     created_at: f64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     gpu_indices: Vec<u32>,
@@ -212,6 +218,7 @@ impl DaemonRecord {
             gpu_uuids: fields.gpu_uuids,
             gpu_indices: fields.gpu_indices,
             mig_uuid: fields.mig_uuid,
+            compute_modes_before: fields.compute_modes_before,
             pipe_directory: fields.pipe_directory,
             log_directory: fields.log_directory,
             process: ProcessId {
@@ -226,6 +233,7 @@ impl DaemonRecord {
     /// The record as an object, keys sorted, as the file holds it and as `start` and `stop` print it.
     pub fn to_json(&self) -> Value {
         let fields = Fields {
+            compute_modes_before: self.compute_modes_before.clone(),
             created_at: self.created_at,
             gpu_indices: self.gpu_indices.clone(),
             gpu_uuids: self.gpu_uuids.clone(),

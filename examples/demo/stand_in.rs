@@ -85,10 +85,45 @@ fn name_is_control() -> bool {
     called_as().file_name() == Some(OsStr::new(CONTROL))
 }
 
+/// `-i UUID -c MODE`: changes the row in `gpus.csv`, as an administrator may. Where a file `no-administrator` is, nobody is
+/// one.
+fn set_compute_mode() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let [_, uuid, _, mode] = words.as_slice() else {
+        return ExitCode::from(2);
+    };
+    if beside().join("no-administrator").exists() {
+        println!("Unable to set the compute mode for GPU {uuid}: Insufficient Permissions");
+        return ExitCode::from(4);
+    }
+    let mode = match mode.as_str() {
+        "EXCLUSIVE_PROCESS" => "Exclusive_Process",
+        "PROHIBITED" => "Prohibited",
+        _ => "Default",
+    };
+    let file = beside().join("gpus.csv");
+    let rows = fs::read_to_string(&file).unwrap_or_default();
+    let row = |row: &str| {
+        let mut cells: Vec<&str> = row.split(", ").collect();
+        if cells.len() > 2 && cells[1] == uuid {
+            cells[2] = mode;
+        }
+        cells.join(", ") + "\n"
+    };
+    let rows: String = rows.lines().map(row).collect();
+    match fs::write(file, rows) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
 /// Prints the file that answers the query. Without `gpus.csv` there is no driver; without another there are no rows.
 pub(crate) fn nvidia_smi() -> ExitCode {
     record_call("");
     let query = std::env::args().nth(1).unwrap_or_default();
+    if query == "-i" {
+        return set_compute_mode();
+    }
     let file = match query {
         query if query.starts_with("--query-compute-apps") => "apps.csv",
         query if query.contains("memory.free") => "gpu-state.csv",

@@ -236,6 +236,10 @@ pub struct StartArgs {
     /// Start even if another daemon of yours serves the GPU: their servers take turns on it, which defeats MPS
     #[arg(long)]
     pub force: bool,
+    /// Let nobody but the daemon's server compute on the GPUs (EXCLUSIVE_PROCESS) until it is stopped; takes an
+    /// administrator
+    #[arg(long)]
+    pub exclusive: bool,
     /// Only show the program calls, ready to paste; nothing is touched
     #[arg(long)]
     pub dry_run: bool,

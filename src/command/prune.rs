@@ -45,7 +45,7 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &PruneArgs) -> Result<u8, 
         }
     };
     for name in prune.names()? {
-        if note("record", store.directory(&name), prune.record(&name)) {
+        if note("record", store.directory(&name), prune.record(ui, &name)) {
             gone.push(name);
         }
     }
@@ -122,7 +122,7 @@ impl Prune<'_> {
 
     /// Removes a record whose daemon is certainly gone, the intent of a start that left nothing, or what a killed
     /// writer has left. What cannot be read stays: it may belong to a daemon that runs.
-    fn record(&self, name: &DaemonName) -> Result<bool, Error> {
+    fn record(&self, ui: &mut Ui<'_>, name: &DaemonName) -> Result<bool, Error> {
         if !self.is_over(name) {
             return Ok(false);
         }
@@ -136,7 +136,7 @@ impl Prune<'_> {
         }
         match locked.entry() {
             Some(Entry::Record(record) | Entry::Intent(record)) => {
-                daemon::forget(self.host, &locked, &record)?;
+                daemon::forget(self.host, ui, &locked, &record)?;
             }
             _ => locked.remove()?,
         }

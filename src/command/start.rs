@@ -17,6 +17,7 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StartArgs) -> Result<u8, 
         pipe_dir: args.pipe_dir.as_deref(),
         log_dir: args.log_dir.as_deref(),
         force: args.force,
+        exclusive: args.exclusive,
     };
     if args.foreground {
         let wanted = Wanted::only(host, request)?;

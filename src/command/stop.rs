@@ -127,12 +127,12 @@ impl Stop<'_> {
             return Err(daemon::other_user(self.host, record));
         }
         if let Entry::Intent(intent) = entry {
-            return self.interrupted(&locked, intent);
+            return self.interrupted(ui, &locked, intent);
         }
         let here = process::place(self.host);
         let daemon = daemon::observe(self.host, &here, entry.into_record()?);
         match daemon.state.clone() {
-            State::Stale | State::OtherBoot => self.gone(&locked, &daemon.record),
+            State::Stale | State::OtherBoot => self.gone(ui, &locked, &daemon.record),
             State::OtherHost => Err(daemon::other_host(self.host, self.store, &daemon.record)),
             State::OtherPidNamespace { .. } => Err(Error::OtherPidNamespace(name.clone())),
             State::NotAnswering(process) if self.force => {
@@ -171,11 +171,12 @@ impl Stop<'_> {
     /// What a start has left that never finished: the lock shows that it is over.
     fn interrupted(
         &self,
+        ui: &mut Ui<'_>,
         locked: &Locked<'_>,
         intent: DaemonRecord,
     ) -> Result<DaemonRecord, Error> {
         match intent.place.seen_from(&process::place(self.host)) {
-            Belongs::OtherBoot => return self.gone(locked, &intent),
+            Belongs::OtherBoot => return self.gone(ui, locked, &intent),
             Belongs::OtherHost => {
                 return Err(daemon::other_host(self.host, self.store, &intent));
             }
@@ -185,19 +186,26 @@ impl Stop<'_> {
         match daemon::settled_keeper(self.host, &intent.pipe_directory) {
             Keeper::Process(process) if process.uid == self.host.uid => {
                 crate::launch::end_unannounced(self.host, &process)?;
-                self.finish(locked, intent)
+                self.finish(ui, locked, intent)
             }
             Keeper::Contradiction(found) => Err(Error::Contradiction {
                 pipe: intent.pipe_directory,
                 found,
             }),
-            Keeper::Nobody | Keeper::Elsewhere | Keeper::Process(_) => self.gone(locked, &intent),
+            Keeper::Nobody | Keeper::Elsewhere | Keeper::Process(_) => {
+                self.gone(ui, locked, &intent)
+            }
         }
     }
 
     /// A daemon that was gone before we came: nothing is stopped, and nothing of it stays.
-    fn gone(&self, locked: &Locked<'_>, record: &DaemonRecord) -> Result<DaemonRecord, Error> {
-        daemon::forget(self.host, locked, record)?;
+    fn gone(
+        &self,
+        ui: &mut Ui<'_>,
+        locked: &Locked<'_>,
+        record: &DaemonRecord,
+    ) -> Result<DaemonRecord, Error> {
+        daemon::forget(self.host, ui, locked, record)?;
         Err(Error::StaleRemoved(record.name.clone()))
     }
 
@@ -265,7 +273,7 @@ impl Stop<'_> {
         }
         let left = deadline.saturating_sub(self.host.clock.monotonic());
         if ui.waiting(&waiting, || self.wait_for_end(process, left))? {
-            return self.finish(locked, record);
+            return self.finish(ui, locked, record);
         }
         let seconds = limit.as_secs();
         if has_server {
@@ -280,7 +288,7 @@ impl Stop<'_> {
                 self.wait_for_end(process, END_LIMIT)
             });
             if ended? {
-                return self.finish(locked, record);
+                return self.finish(ui, locked, record);
             }
         }
         let reason = format!("it did not quit within {seconds} s");
@@ -349,7 +357,7 @@ impl Stop<'_> {
         for one in std::iter::once(process).chain(&late) {
             self.end_one(ui, &record, one)?;
         }
-        self.finish(locked, record)
+        self.finish(ui, locked, record)
     }
 
     fn end_one(&self, ui: &mut Ui<'_>, record: &DaemonRecord, one: &Running) -> Result<(), Error> {
@@ -374,13 +382,18 @@ impl Stop<'_> {
     }
 
     /// The process is gone. The lock follows within milliseconds, and only then may another daemon be started there.
-    fn finish(&self, locked: &Locked<'_>, record: DaemonRecord) -> Result<DaemonRecord, Error> {
+    fn finish(
+        &self,
+        ui: &mut Ui<'_>,
+        locked: &Locked<'_>,
+        record: DaemonRecord,
+    ) -> Result<DaemonRecord, Error> {
         let pipe = &record.pipe_directory;
         let ours = record.process.pid;
         self.host.wait_for(END_LIMIT, || {
             (mps::lock_holder(self.host, pipe) != Some(ours)).then_some(())
         });
-        daemon::forget(self.host, locked, &record)?;
+        daemon::forget(self.host, ui, locked, &record)?;
         Ok(record)
     }
 }

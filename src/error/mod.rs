@@ -218,6 +218,9 @@ pub enum Error {
     /// What can be said of one daemon was said of several.
     #[error("{0} daemons cannot have one name or one directory")]
     ForOneDaemon(usize),
+    /// A part of a GPU has no compute mode.
+    #[error("a MIG instance cannot be made exclusive")]
+    ExclusiveMig,
     /// Somebody holds the lock for longer than we wait.
     #[error("another uni-cumps is working on the same records")]
     Busy {
@@ -444,6 +447,7 @@ impl Error {
             Self::Unreachable { .. } => "unreachable",
             Self::GpuTaken { .. } => "gpu-taken",
             Self::ForOneDaemon(_) => "for-one-daemon",
+            Self::ExclusiveMig => "exclusive-mig",
             Self::Busy { .. } => "busy",
             Self::NoHome { .. } => "no-home",
             Self::NoSuchUser(_) => "no-such-user",
@@ -490,6 +494,7 @@ impl Error {
             | Self::NoSuchUser(_)
             | Self::NoDaemonForGpu(_)
             | Self::ForOneDaemon(_)
+            | Self::ExclusiveMig
             | Self::CpuPlan { .. }
             | Self::NoCpuMask
             | Self::Rank(_)
@@ -621,6 +626,7 @@ impl Error {
                 "leave out --name, --pipe-dir and --log-dir, or start one daemon over all of them: --topology single_task_multi_gpu"
                     .into()
             }
+            Self::ExclusiveMig => "leave out --exclusive".into(),
             Self::Busy { pid: Some(pid), .. } => format!("wait, or see what it does: ps -fp {pid}"),
             Self::Busy { pid: None, .. } => "wait and try again".into(),
             Self::NoHome { .. } => "HOME=/some/directory uni-cumps …".into(),

@@ -4,17 +4,19 @@
 mod bring_up;
 mod decide;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
+use crate::compute_mode;
 use crate::daemon;
 use crate::error::Error;
-use crate::gpu::{ComputeMode, Device, GpuIdentity};
+use crate::gpu::{ComputeMode, Device, GpuIdentity, GpuUuid};
 use crate::host::Host;
 use crate::mps::{self, CONTROL, Control};
 use crate::nvidia_smi::{self, Discovery};
 use crate::process::{self, Running};
-use crate::record::{DaemonName, DaemonRecord, Place, ProcessId, TopologyMode};
+use crate::record::{Belongs, DaemonName, DaemonRecord, Place, ProcessId, TopologyMode};
 use crate::runner::{Finished, hold_signals};
 use crate::runtime_dir::{self, Directories};
 use crate::store::{Entry, Locked, Store};
@@ -39,7 +41,12 @@ pub struct Request<'r> {
     pub log_dir: Option<&'r Path>,
     /// Also for a GPU that another daemon of the user's serves.
     pub force: bool,
+    /// Nobody but the daemon's server is to compute on its GPUs.
+    pub exclusive: bool,
 }
+
+/// The compute mode of each GPU before it was made exclusive.
+type ModesBefore = BTreeMap<GpuUuid, String>;
 
 /// A daemon that is to be. Nothing has been touched for it yet.
 pub struct Wanted<'h> {
@@ -50,6 +57,9 @@ pub struct Wanted<'h> {
     control: Control<'h>,
     here: Place,
     force: bool,
+    exclusive: bool,
+    /// The compute modes that are to be changed, as they are now.
+    compute_modes: ModesBefore,
     notes: Vec<String>,
 }
 
@@ -94,11 +104,19 @@ impl<'h> Wanted<'h> {
             runtime_dir::plan(host, &name, request.pipe_dir, request.log_dir)?;
         let control = Control::find(host, &directories.pipe, &directories.log)
             .ok_or(Error::NoProgram(CONTROL))?;
+        let (compute_modes, mode_notes) = match request.exclusive {
+            true if plan.devices.iter().any(|device| device.mig().is_some()) => {
+                return Err(Error::ExclusiveMig);
+            }
+            true => compute_mode::to_change(discovery, &plan.devices),
+            false => Default::default(),
+        };
         let notes = path_notes
             .into_iter()
             .chain(gpu_notes(discovery, &plan, mask.as_deref()))
             .chain(environment_notes(host, &directories))
             .chain(server_note(&control))
+            .chain(mode_notes)
             .collect();
         Ok(Self {
             host,
@@ -108,6 +126,8 @@ impl<'h> Wanted<'h> {
             control,
             here: process::place(host),
             force: request.force,
+            exclusive: request.exclusive,
+            compute_modes,
             notes,
         })
     }
@@ -145,15 +165,16 @@ impl<'h> Wanted<'h> {
         let locked = self.lock(ui, &store)?;
         // From here on we would leave something behind.
         let _held = hold_signals();
-        match self.prepare(ui, &store, &locked)? {
-            Way::Adopt(process) => self.adopt(ui, &locked, &process),
+        let (way, modes) = self.prepare(ui, &store, &locked)?;
+        match way {
+            Way::Adopt(process) => self.adopt(ui, &locked, &process, &modes),
             Way::Launch => ui
                 .waiting("waiting for the daemon's first answer", || {
-                    let put = |process: &Running| self.put(&locked, process);
+                    let put = |process: &Running| self.put(&locked, process, &modes);
                     self.launch(&self.plan.visible_devices())
                         .detached(|found| self.may_join(found), put)
                 })
-                .map_err(|failure| self.take_back(&locked, failure)),
+                .map_err(|failure| self.take_back(ui, &locked, &modes, failure)),
         }
     }
 
@@ -166,9 +187,10 @@ impl<'h> Wanted<'h> {
         let store = Store::of(self.host)?;
         let locked = self.lock(ui, &store)?;
         let _held = hold_signals();
-        if let Way::Adopt(process) = self.prepare(ui, &store, &locked)? {
+        let (way, modes) = self.prepare(ui, &store, &locked)?;
+        if let Way::Adopt(process) = way {
             // It has another parent than us, and nobody can change that.
-            let record = self.adopt(ui, &locked, &process)?;
+            let record = self.adopt(ui, &locked, &process, &modes)?;
             return Err(Error::AlreadyLive {
                 name: record.name,
                 pid: process.id.pid,
@@ -177,12 +199,12 @@ impl<'h> Wanted<'h> {
         let finished = self
             .launch(&self.plan.visible_devices())
             .foreground(|process| {
-                ready(ui, &self.put(&locked, process)?);
+                ready(ui, &self.put(&locked, process, &modes)?);
                 locked.release();
                 Ok(())
             })
-            .map_err(|failure| self.take_back(&locked, failure))?;
-        self.forget_foreground(&store)?;
+            .map_err(|failure| self.take_back(ui, &locked, &modes, failure))?;
+        self.forget_foreground(ui, &store)?;
         Ok(finished)
     }
 
@@ -216,6 +238,13 @@ impl<'h> Wanted<'h> {
         let [launch, question] = self
             .control
             .calls_of_a_start(&self.plan.visible_devices(), foreground);
+        for gpu in self.compute_modes.keys() {
+            let call =
+                nvidia_smi::compute_mode_call(self.host, gpu, &ComputeMode::ExclusiveProcess)?;
+            if let Some(call) = call {
+                ui.call_with(&call, &[]);
+            }
+        }
         if let Way::Launch = decision.way {
             let missing = self.missing_directories();
             if !missing.is_empty() {
@@ -230,7 +259,7 @@ impl<'h> Wanted<'h> {
             pid: 0,
             start_ticks: 0,
         };
-        Ok(self.record(nobody))
+        Ok(self.record(nobody, &self.compute_modes))
     }
 
     fn missing_directories(&self) -> Vec<&Path> {
@@ -280,7 +309,7 @@ impl<'h> Wanted<'h> {
         ui: &mut Ui<'_>,
         store: &Store<'_>,
         locked: &Locked<'_>,
-    ) -> Result<Way, Error> {
+    ) -> Result<(Way, ModesBefore), Error> {
         locked.with_all(|| {
             let entry = locked.entry();
             let mut decision = Decision::of(self, store, entry.as_ref())?;
@@ -292,6 +321,7 @@ impl<'h> Wanted<'h> {
             for note in runtime_dir::create(self.host, &self.directories)? {
                 ui.note(note);
             }
+            let inherited = self.inherit_modes(ui, entry.as_ref())?;
             if matches!(entry, Some(Entry::Record(_) | Entry::Damaged { .. })) {
                 locked.quarantine()?;
             }
@@ -303,12 +333,38 @@ impl<'h> Wanted<'h> {
                 },
                 |running| running.id,
             );
-            locked.put_intent(&self.record(launcher))?;
-            Ok(decision.way)
+            let mut modes = self.compute_modes.clone();
+            modes.extend(inherited.clone());
+            locked.put_intent(&self.record(launcher, &modes))?;
+            match compute_mode::make_exclusive(self.host, ui, &self.compute_modes) {
+                Ok(mut changed) => {
+                    changed.extend(inherited);
+                    Ok((decision.way, changed))
+                }
+                Err(failure) => Err(self.take_back(ui, locked, &modes, failure)),
+            }
         })
     }
 
-    fn record(&self, process: ProcessId) -> DaemonRecord {
+    /// What an earlier daemon of this name has made exclusive goes over to this one, or gets its mode back.
+    fn inherit_modes(&self, ui: &mut Ui<'_>, entry: Option<&Entry>) -> Result<ModesBefore, Error> {
+        let Some(Entry::Record(old) | Entry::Intent(old)) = entry else {
+            return Ok(ModesBefore::new());
+        };
+        let mut old = old.clone();
+        let is_here = old.place.seen_from(&self.here) == Belongs::Here;
+        let goes_over = |gpu: &GpuUuid| {
+            let mut devices = self.plan.devices.iter();
+            self.exclusive && is_here && devices.any(|device| device.gpu().uuid == *gpu)
+        };
+        let all = std::mem::take(&mut old.compute_modes_before);
+        let (inherited, given_back) = all.into_iter().partition(|(gpu, _)| goes_over(gpu));
+        old.compute_modes_before = given_back;
+        compute_mode::restore(self.host, ui, &old)?;
+        Ok(inherited)
+    }
+
+    fn record(&self, process: ProcessId, modes: &ModesBefore) -> DaemonRecord {
         let now = self.host.clock.now().duration_since(UNIX_EPOCH);
         let gpus: Vec<&GpuIdentity> = self.plan.devices.iter().map(Device::gpu).collect();
         let instance = self.plan.devices.iter().find_map(Device::mig);
@@ -320,6 +376,7 @@ impl<'h> Wanted<'h> {
             gpu_uuids: gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
             gpu_indices: gpus.iter().map(|gpu| gpu.index).collect(),
             mig_uuid: instance.map(|instance| instance.uuid.clone()),
+            compute_modes_before: modes.clone(),
             pipe_directory: self.directories.pipe.clone(),
             log_directory: self.directories.log.clone(),
             process,
@@ -328,8 +385,13 @@ impl<'h> Wanted<'h> {
         }
     }
 
-    fn put(&self, locked: &Locked<'_>, process: &Running) -> Result<DaemonRecord, Error> {
-        let record = self.record(process.id);
+    fn put(
+        &self,
+        locked: &Locked<'_>,
+        process: &Running,
+        modes: &ModesBefore,
+    ) -> Result<DaemonRecord, Error> {
+        let record = self.record(process.id, modes);
         locked.put(&record)?;
         Ok(record)
     }
@@ -340,9 +402,10 @@ impl<'h> Wanted<'h> {
         ui: &mut Ui<'_>,
         locked: &Locked<'_>,
         process: &Running,
+        modes: &ModesBefore,
     ) -> Result<DaemonRecord, Error> {
         self.launch("").answers()?;
-        let mut record = self.record(process.id);
+        let mut record = self.record(process.id, modes);
         if let Some(log) = process::variable_of(self.host, process.id.pid, "CUDA_MPS_LOG_DIRECTORY")
         {
             record.log_directory = log.into();
@@ -357,8 +420,20 @@ impl<'h> Wanted<'h> {
 
     /// Takes the intent back after a failed launch. Where something is left running, the intent stays, so that the next
     /// command knows where to look.
-    fn take_back(&self, locked: &Locked<'_>, failure: Error) -> Error {
+    fn take_back(
+        &self,
+        ui: &mut Ui<'_>,
+        locked: &Locked<'_>,
+        modes: &ModesBefore,
+        failure: Error,
+    ) -> Error {
         if !matches!(failure, Error::LeftRunning { .. }) {
+            let nobody = ProcessId {
+                pid: 0,
+                start_ticks: 0,
+            };
+            // The failure that we have is the one to tell.
+            let _ = compute_mode::restore(self.host, ui, &self.record(nobody, modes));
             mps::clear(self.host, &self.directories.pipe);
             runtime_dir::remove_if_empty(self.host, &self.directories.pipe);
             // What is left of it is an intent without a daemon, which the next start overwrites.
@@ -368,14 +443,14 @@ impl<'h> Wanted<'h> {
     }
 
     /// The foreground daemon has ended: its record goes, unless somebody has started another one meanwhile.
-    fn forget_foreground(&self, store: &Store<'_>) -> Result<(), Error> {
+    fn forget_foreground(&self, ui: &mut Ui<'_>, store: &Store<'_>) -> Result<(), Error> {
         let locked = store.lock(&self.name)?;
         let Some(Entry::Record(record)) = locked.entry() else {
             return Ok(());
         };
         let daemon = daemon::observe(self.host, &self.here, record);
         if daemon.state.is_over() {
-            daemon::forget(self.host, &locked, &daemon.record)?;
+            daemon::forget(self.host, ui, &locked, &daemon.record)?;
         }
         Ok(())
     }

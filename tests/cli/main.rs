@@ -19,6 +19,7 @@ mod engine;
 mod env;
 mod env_choice;
 mod env_forms;
+mod exclusive;
 mod mig;
 mod prune;
 mod races;

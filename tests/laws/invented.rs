@@ -298,6 +298,11 @@ pub(crate) fn record() -> impl Strategy<Value = DaemonRecord> {
                     gpu_indices: (0..).zip(&gpu_uuids).map(|(index, _)| index).collect(),
                     // A part of its only GPU.
                     mig_uuid: (gpu_uuids.len() == 1 && uid % 2 == 1).then(mig_uuid),
+                    compute_modes_before: gpu_uuids
+                        .iter()
+                        .filter(|_| uid % 3 == 1)
+                        .map(|gpu| (gpu.clone(), "Default".to_owned()))
+                        .collect(),
                     gpu_uuids,
                     pipe_directory,
                     log_directory,

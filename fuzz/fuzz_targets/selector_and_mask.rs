@@ -21,18 +21,25 @@ fuzz_target!(|input: &str| {
     let shown = topology::visible(&gpus, mask);
     assert!(shown.gpus.iter().all(|gpu| gpus.contains(gpu)));
     for selector in [selector, None] {
-        match topology::resolve(selector, &gpus, mask) {
-            Ok(plan) => assert!(gpus.iter().any(|gpu| gpu.identity() == Some(&plan.gpu))),
-            Err(error) => assert!(ui::json_text(&ui::error_json(&error)).is_ascii()),
+        match topology::resolve_all(selector, None, &gpus, mask) {
+            Ok(plans) => {
+                for device in plans.iter().flat_map(|plan| &plan.devices) {
+                    let is_it = |gpu: &Gpu| gpu.identity() == Some(device.gpu());
+                    assert!(gpus.iter().any(is_it));
+                }
+                for plan in &plans {
+                    // A UUID of any length gives a name or a refusal.
+                    let _ = DaemonName::for_devices(&plan.devices);
+                }
+            }
+            Err(error) => assert!(ui::json_text(&ui::error_json(&error.into())).is_ascii()),
         }
     }
     if let Some(Ok(Selector::List(items))) = selector.map(str::parse) {
         let entries: Vec<&str> = items.iter().map(|item| item.text()).collect();
         assert_eq!(entries.join(",").parse(), Ok(Selector::List(items)));
     }
-    for gpu in shown.gpus.iter().filter_map(Gpu::identity) {
-        let _ = DaemonName::for_gpu(&gpu.uuid);
-    }
+    assert!(shown.devices.len() <= gpus.len());
     if let Some(Ok(name)) = name.map(str::parse::<DaemonName>) {
         assert!(name.as_str().len() <= 64 && !name.as_str().contains(['/', '.']));
     }

@@ -11,6 +11,7 @@ mod bounded_stop;
 mod checkpoint;
 mod lifecycle;
 mod run;
+mod several_gpus;
 mod surroundings;
 mod trouble;
 mod two_users;
@@ -65,6 +66,7 @@ fn main() -> ExitCode {
         checkpoint::TESTS,
         lifecycle::TESTS,
         run::TESTS,
+        several_gpus::TESTS,
         surroundings::TESTS,
         trouble::TESTS,
         two_users::TESTS,

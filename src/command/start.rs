@@ -59,11 +59,25 @@ fn kept(ui: &mut Ui<'_>, wanted: &Wanted<'_>) -> Result<Option<DaemonRecord>, Er
     Ok(there)
 }
 
+/// A daemon that is up.
+enum Up {
+    Kept(DaemonRecord),
+    Started(DaemonRecord),
+}
+
+fn bring_up(ui: &mut Ui<'_>, wanted: &Wanted<'_>) -> Result<Up, Error> {
+    if let Some(record) = kept(ui, wanted)? {
+        return Ok(Up::Kept(record));
+    }
+    match wanted.start(ui) {
+        // Somebody who does the same at the same time was faster.
+        Err(error @ Error::AlreadyLive { .. }) => kept(ui, wanted)?.map(Up::Kept).ok_or(error),
+        started => started.map(Up::Started),
+    }
+}
+
 fn one(ui: &mut Ui<'_>, args: &StartArgs, wanted: &Wanted<'_>) -> Result<u8, Error> {
-    let record = match kept(ui, wanted)? {
-        Some(record) => record,
-        None => wanted.start(ui)?,
-    };
+    let (Up::Kept(record) | Up::Started(record)) = bring_up(ui, wanted)?;
     ui.json(&record.to_json());
     let name_option = match args.name {
         Some(_) => format!(" --name {}", record.name),
@@ -76,19 +90,12 @@ fn one(ui: &mut Ui<'_>, args: &StartArgs, wanted: &Wanted<'_>) -> Result<u8, Err
 /// One daemon for each device. One that cannot be started is told, and keeps no other from its own.
 fn set(ui: &mut Ui<'_>, all: &[Wanted<'_>]) -> Result<u8, Error> {
     let mut started: Vec<DaemonRecord> = Vec::new();
-    let mut all_kept: Vec<&str> = Vec::new();
+    let mut kept: Vec<&str> = Vec::new();
     let mut failed: Vec<Value> = Vec::new();
     for wanted in all {
-        let outcome = match kept(ui, wanted) {
-            Ok(Some(_)) => {
-                all_kept.push(wanted.name().as_str());
-                continue;
-            }
-            Ok(None) => wanted.start(ui),
-            Err(error) => Err(error),
-        };
-        match outcome {
-            Ok(record) => started.push(record),
+        match bring_up(ui, wanted) {
+            Ok(Up::Kept(_)) => kept.push(wanted.name().as_str()),
+            Ok(Up::Started(record)) => started.push(record),
             Err(error @ Error::Interrupted(_)) => return Err(error),
             Err(error) => {
                 ui.failure(&error, false);
@@ -99,7 +106,7 @@ fn set(ui: &mut Ui<'_>, all: &[Wanted<'_>]) -> Result<u8, Error> {
         }
     }
     let records: Vec<Value> = started.iter().map(DaemonRecord::to_json).collect();
-    ui.json(&json!({"started": records, "kept": all_kept, "failed": failed}));
+    ui.json(&json!({"started": records, "kept": kept, "failed": failed}));
     if failed.is_empty() {
         ui.next_step(
             "eval \"$(uni-cumps env --gpu 0)\", or for each rank: uni-cumps run --by-rank -- CMD",

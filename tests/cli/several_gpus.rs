@@ -239,6 +239,25 @@ fn several_daemons_of_one_gpu_are_listed() {
 }
 
 #[test]
+fn whoever_comes_first_the_daemons_of_two_starts_at_once_are_started_once() {
+    let machine = Sandbox::with_gpus(4);
+    let starts: Vec<_> = (0..4)
+        .map(|_| machine.run(["start", "--gpus", "all", "-q"]).spawn())
+        .collect();
+    let mut started = 0;
+    for start in starts {
+        let output = start.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let count = |key: &str| report[key].as_array().unwrap().len();
+        assert_eq!(count("started") + count("kept"), 4);
+        started += count("started");
+    }
+    assert_eq!(started, 4);
+    assert_eq!(machine.daemons().len(), 4);
+}
+
+#[test]
 fn a_dry_run_shows_each_daemon_and_touches_nothing() {
     let machine = Sandbox::with_gpus(2);
     let shown = machine

@@ -128,6 +128,22 @@ pub fn variable_of(host: &Host, pid: i32, key: &str) -> Option<String> {
         .map(|(_, value)| value.to_owned())
 }
 
+/// When a process started, in whole seconds since 1970. As exact as the machine's clock, whose changes move it.
+pub fn started_at(host: &Host, id: ProcessId) -> Option<u64> {
+    let text = fs::read_to_string(host.root.at("/proc/stat")).ok()?;
+    let boot = text.lines().find_map(|line| line.strip_prefix("btime "))?;
+    // In a container with a clock of its own the boot is told on that clock.
+    let ticks = id.start_ticks.saturating_add_signed(boot_offset(host));
+    let boot: u64 = boot.trim().parse().ok()?;
+    Some(boot.saturating_add(ticks / procfs::ticks_per_second()))
+}
+
+/// The name of a user in the machine's database.
+pub fn user_name(uid: u32) -> Option<String> {
+    let user = nix::unistd::User::from_uid(uid.into()).ok()??;
+    Some(user.name)
+}
+
 /// The file name of the program that a process was called as. `comm` would not do: it is cut to 15 letters, and
 /// NVIDIA's control program and server then have the same.
 pub fn program_name(host: &Host, pid: i32) -> Option<String> {
@@ -443,6 +459,21 @@ mod tests {
         }
         let (_root, host) = with(&[]);
         assert!(!is_frozen(&host, PID));
+    }
+
+    #[test]
+    fn a_start_is_told_in_seconds_since_1970() {
+        let ticks = procfs::ticks_per_second();
+        let id = ProcessId {
+            pid: PID,
+            start_ticks: 20 * ticks + ticks - 1,
+        };
+        let (_root, host) = with(&[("/proc/stat", "cpu  1 2 3\nbtime 1700000000\nctxt 5\n")]);
+        assert_eq!(started_at(&host, id), Some(1_700_000_020));
+        for text in ["", "cpu  1 2 3\n", "btime soon\n"] {
+            let (_root, host) = with(&[("/proc/stat", text)]);
+            assert_eq!(started_at(&host, id), None);
+        }
     }
 
     #[test]

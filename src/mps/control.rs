@@ -315,7 +315,7 @@ fn script(question: &str, marker: &str) -> String {
 }
 
 /// The pids of an answer that has one on each line; any other line is a message.
-fn pids(answer: &str) -> Vec<i32> {
+pub(super) fn pids(answer: &str) -> Vec<i32> {
     answer
         .lines()
         .filter_map(|line| line.trim().parse().ok())

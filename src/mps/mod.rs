@@ -4,6 +4,7 @@
 mod control;
 mod log;
 mod pipe;
+mod server;
 
 pub use control::{AskError, CONTROL, Control};
 pub use log::{LogMark, log_end};
@@ -11,3 +12,4 @@ pub use pipe::{
     Keeper, Socket, clear, coming_up, control_path, control_socket, keeper,
     lacks_privileged_socket, lock_holder, logs_into, named_by_pid_file,
 };
+pub use server::{ServerState, Termination};

@@ -85,6 +85,7 @@ fn every_command_and_flag_of_the_help_is_in_the_table_of_commands() {
         "stop",
         "env",
         "run",
+        "clients",
         "cpus",
         "checkpoint suspend",
         "checkpoint resume",

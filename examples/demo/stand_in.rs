@@ -171,7 +171,13 @@ impl Conduct {
 /// `echo no`: unknown commands are not echoed. `quit TEXT`: refused with this text and status 0.
 /// `quit ignored`: accepted, and nothing happens. `servers PID`: what `get_server_list` answers. `clients PID PID…`: what
 /// `get_client_list` answers; the word `asker` stands for whoever asks. `clients-in FILE`: likewise the pids that stand in
-/// the file then.
+/// the file then. `clients-stay no`: once they were told, the file is emptied, as if all had ended.
+/// `status PID STATE`: what `get_server_status` answers for this server; without it the question is unknown, as to 535.
+/// `threads PCT`: what `get_active_thread_percentage` answers, 100.0 by itself, and `threads none` nothing, as for a
+/// server that is not ready. `lost PID`: this server is listed, and not found when it is asked about.
+/// `terminate refused`: `terminate_client` does not find the server, in three lines. Otherwise it takes the client out of
+/// the file of `clients-in` and answers 0; clients of `clients` stay listed. `terminate stuck`: it never answers.
+/// `dies-at COMMAND`: the daemon ends without a word when it is told this.
 pub(crate) fn control() -> ExitCode {
     let conduct = Conduct::read();
     match std::env::args().nth(1).as_deref() {
@@ -389,7 +395,15 @@ fn asker_of(connection: &OwnedFd) -> String {
 }
 
 fn reply(command: &str, asker: &str, privileged: bool, conduct: &Conduct) -> (String, bool) {
-    let word = command.split_whitespace().next().unwrap_or_default();
+    let mut words = command.split_whitespace();
+    let word = words.next().unwrap_or_default();
+    let server = words.next().unwrap_or_default();
+    if conduct.is("dies-at", word) {
+        std::process::exit(1);
+    }
+    if conduct.is("lost", server) {
+        return (format!("Server {server} not found\n"), false);
+    }
     match word {
         "quit" if !privileged => (
             "Not enough privilege to execute quit command\n".to_owned(),
@@ -405,19 +419,72 @@ fn reply(command: &str, asker: &str, privileged: bool, conduct: &Conduct) -> (St
             Some(servers) => (format!("{servers}\n"), false),
         },
         "get_client_list" => {
-            let file = conduct.text("clients-in").map(fs::read_to_string);
-            let file = file.and_then(Result::ok).unwrap_or_default();
-            let clients = conduct.text("clients").unwrap_or_default().to_owned() + " " + &file;
-            let lines: Vec<String> = clients
-                .split_whitespace()
-                .map(|client| client.replace("asker", asker))
-                .collect();
+            let lines = clients(asker, conduct);
+            if let (Some(file), true) =
+                (conduct.text("clients-in"), conduct.is("clients-stay", "no"))
+            {
+                let _ = fs::write(file, "");
+            }
             (lines.join("\n") + "\n", false)
         }
+        "get_server_status" if conduct.text("status").is_some() => {
+            let status = conduct.text("status").and_then(|it| it.split_once(' '));
+            match status.filter(|(of, _)| *of == server) {
+                Some((_, state)) => (format!("{state}\n"), false),
+                None => (format!("Server {server} not found\n"), false),
+            }
+        }
+        "get_active_thread_percentage" => match conduct.text("threads") {
+            Some("none") => (String::new(), false),
+            threads => (format!("{}\n", threads.unwrap_or("100.0")), false),
+        },
+        "terminate_client" if conduct.is("terminate", "stuck") => loop {
+            std::thread::sleep(Duration::from_secs(3600));
+        },
+        "terminate_client" => (
+            terminate(
+                server,
+                words.next().unwrap_or_default(),
+                &clients(asker, conduct),
+                conduct,
+            ),
+            false,
+        ),
         "get_default_active_thread_percentage" => ("100.0\n".to_owned(), false),
         _ if conduct.is("echo", "no") => (String::new(), false),
         _ => (format!("Unknown command \"{word}\"\n"), false),
     }
+}
+
+/// The clients of every server.
+fn clients(asker: &str, conduct: &Conduct) -> Vec<String> {
+    let file = conduct.text("clients-in").map(fs::read_to_string);
+    let file = file.and_then(Result::ok).unwrap_or_default();
+    let clients = conduct.text("clients").unwrap_or_default().to_owned() + " " + &file;
+    let clients = clients.split_whitespace();
+    clients
+        .map(|client| client.replace("asker", asker))
+        .collect()
+}
+
+/// Takes a client out of the file, if it is there. What NVIDIA's daemon says of a client that it does not know was read in
+/// its binary; the other refusal was measured.
+fn terminate(server: &str, client: &str, clients: &[String], conduct: &Conduct) -> String {
+    if conduct.is("terminate", "refused") || !conduct.is("servers", server) {
+        return format!("Server {server} not found\nServer {server} not found!\n1\n");
+    }
+    if !clients.iter().any(|listed| listed == client) {
+        return format!("Invalid process {client}!\n1\n");
+    }
+    if let Some(file) = conduct.text("clients-in") {
+        let text = fs::read_to_string(file).unwrap_or_default();
+        let left: Vec<&str> = text
+            .split_whitespace()
+            .filter(|listed| *listed != client)
+            .collect();
+        let _ = fs::write(file, left.join(" "));
+    }
+    "0\n".to_owned()
 }
 
 /// The front-end: sends the lines of standard input to the daemon and prints what comes back.

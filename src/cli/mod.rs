@@ -1,6 +1,7 @@
 //! The command line as types. Their doc comments are the help text.
 
 mod checkpoint;
+mod clients;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use crate::record::TopologyMode;
 use crate::shell::Shell;
 
 pub use checkpoint::{CallArgs, CheckpointArgs, CheckpointVerb, Target};
+pub use clients::ClientsArgs;
 
 /// The name of the program, by which shells find what completes its command line.
 pub const PROGRAM: &str = "uni-cumps";
@@ -118,6 +120,9 @@ pub enum Command {
     Env(EnvArgs),
     /// Run a program as a client of a recorded daemon
     Run(RunArgs),
+    /// Show who is on the GPUs through your daemons, and end a client safely
+    #[command(visible_alias = "ps")]
+    Clients(ClientsArgs),
     /// Show which CPUs the processes of each GPU should use; changes nothing
     Cpus(CpusArgs),
     /// Suspend CUDA processes into host memory, and bring them back on the same or another GPU

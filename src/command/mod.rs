@@ -2,6 +2,7 @@
 
 mod call;
 mod checkpoint;
+mod clients;
 mod completions;
 mod cpus;
 mod doctor;
@@ -42,6 +43,7 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
         Command::Start(args) => (start::run(host, ui, args), false),
         Command::Stop(args) => (stop::run(host, ui, args), false),
         Command::Env(args) => (env::run(host, ui, args), args.form() == Format::Json),
+        Command::Clients(args) => (clients::run(host, ui, args), args.json),
         Command::Checkpoint(args) => (checkpoint::run(host, ui, args), args.json),
         Command::Prune(args) => (prune::run(host, ui, args), args.json),
         Command::Validate(args) => (validate::run(host, ui, args), args.json),

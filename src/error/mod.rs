@@ -2,11 +2,13 @@
 //! a hint that can be typed; only `ui` prints them. A new variant does not compile until it has all of these.
 
 mod checkpoint;
+mod clients;
 mod selection;
 mod smi;
 mod unmet;
 
 pub use checkpoint::CheckpointFailure;
+pub use clients::ClientFailure;
 pub use selection::Selection;
 pub use smi::SmiFailure;
 pub use unmet::Unmet;
@@ -49,6 +51,11 @@ pub enum Error {
     /// Processes were not suspended, resumed or asked about.
     #[error("{0}")]
     Checkpoint(#[from] CheckpointFailure),
+
+    // Clients.
+    /// A client was not ended.
+    #[error("{0}")]
+    Client(#[from] ClientFailure),
 
     // Records.
     /// A name is not a name.
@@ -437,6 +444,7 @@ impl Error {
             Self::Unwritable { .. } => "unwritable-value",
             Self::NoGithubEnv => "no-github-env",
             Self::Checkpoint(failure) => failure.code(),
+            Self::Client(failure) => failure.code(),
             Self::DamagedRecord { .. } => "damaged-record",
             Self::OtherUser { .. } => "other-user",
             Self::OtherHost { .. } => "other-host",
@@ -480,6 +488,7 @@ impl Error {
             Self::NvidiaSmi(failure) => Some(failure.to_string()),
             Self::Unmet(_) => None,
             Self::Checkpoint(failure) => failure.cause(),
+            Self::Client(failure) => failure.cause(),
             Self::BadManifest { reason, .. } => Some(reason.clone()),
             Self::Name(_) => {
                 Some("a name is 1 to 64 of a-z, 0-9 and -, not starting with -".into())
@@ -561,6 +570,7 @@ impl Error {
             Self::NvidiaSmi(failure) => failure.hint(),
             Self::Unmet(unmet) => unmet.hint(),
             Self::Checkpoint(failure) => failure.hint(),
+            Self::Client(failure) => failure.hint(),
             Self::BadManifest { path, .. } => format!("python3 -m json.tool {}", quote_path(path)),
             Self::Name(_) => "--name my-job".into(),
             Self::NoRecord(_) => "uni-cumps status lists the recorded daemons".into(),

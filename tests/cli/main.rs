@@ -10,6 +10,7 @@ mod args;
 mod bound;
 mod checkpoint;
 mod checks;
+mod clients;
 mod comfort;
 mod cpus;
 mod directories;

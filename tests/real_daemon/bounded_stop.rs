@@ -39,7 +39,7 @@ pub(crate) const TESTS: &[Test] = &[
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 /// A machine whose MPS servers are sleeping scripts.
-fn with_servers(driver: &Driver, gpus: usize, prepare: &str) -> Sandbox {
+pub(crate) fn with_servers(driver: &Driver, gpus: usize, prepare: &str) -> Sandbox {
     let machine = Sandbox::with_real_control(&driver.directory, gpus);
     machine.script(
         "nvidia-cuda-mps-server",
@@ -49,7 +49,7 @@ fn with_servers(driver: &Driver, gpus: usize, prepare: &str) -> Sandbox {
 }
 
 /// A session of NVIDIA's front-end with the daemon `name`.
-fn front_end(machine: &Sandbox, name: &str) -> Command {
+pub(crate) fn front_end(machine: &Sandbox, name: &str) -> Command {
     let pipe = machine.runtime().join(name).join("pipe");
     let mut command = Command::new(machine.bin().join("nvidia-cuda-mps-control"));
     command
@@ -84,7 +84,7 @@ fn start_server(machine: &Sandbox, daemon: &Value) -> i32 {
 }
 
 /// A daemon `a` and its server.
-fn busy(machine: &Sandbox) -> (Value, i32) {
+pub(crate) fn busy(machine: &Sandbox) -> (Value, i32) {
     let record = machine.start(&["--name", "a"]);
     let server = start_server(machine, &record);
     (record, server)

@@ -9,6 +9,7 @@ mod support;
 
 mod bounded_stop;
 mod checkpoint;
+mod clients;
 mod lifecycle;
 mod run;
 mod several_gpus;
@@ -64,6 +65,7 @@ fn main() -> ExitCode {
     let tests: Vec<Test> = [
         bounded_stop::TESTS,
         checkpoint::TESTS,
+        clients::TESTS,
         lifecycle::TESTS,
         run::TESTS,
         several_gpus::TESTS,

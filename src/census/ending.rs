@@ -1,18 +1,23 @@
-//! The safe end of a client. A client that is killed in the middle of its GPU work may leave
+//! The safe end of a client, and waiting until there is none. A client that is killed in the middle of its GPU work may leave
 //! the server and all its other clients undefined, so the daemon lets go of it first, and only then may it be signalled.
 
 use std::time::Duration;
 
 use super::{LIMIT, control_of, unless_interrupted};
+use crate::attachment;
 use crate::daemon::Observed;
 use crate::error::{ClientFailure, Error};
 use crate::host::Host;
 use crate::mps::{AskError, Control, Termination};
 use crate::process::{self, Handle, Running};
 use crate::record::DaemonName;
+use crate::runner::RunError;
 
 /// Time between two questions, at first and in the end. Each leaves five lines in the daemon's log.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+
+/// How long a question may take when the time is up.
+const LEAST: Duration = Duration::from_secs(1);
 
 /// Which client is to be ended, and how.
 pub struct Ending<'e> {
@@ -214,6 +219,24 @@ fn let_go(host: &Host, found: &Found<'_>, pid: i32, limit: Duration) -> Result<(
             seconds: limit.as_secs(),
         }
         .into(),
+    })
+}
+
+/// Waits until a daemon has no client or has ended; `false` if there are still some at this time of the clock.
+pub fn wait_for_no_client(
+    host: &Host,
+    control: &Control<'_>,
+    daemon: &Running,
+    until: Duration,
+) -> Result<bool, Error> {
+    again(host, until, &mut || {
+        let left = until.saturating_sub(host.clock.monotonic());
+        match attachment::clients_of(control, left.clamp(LEAST, LIMIT)) {
+            Ok(clients) => Ok(clients.is_empty()),
+            Err(AskError::Call(RunError::Interrupted(signal))) => Err(Error::Interrupted(signal)),
+            // Who does not answer may have clients.
+            Err(_) => Ok(process::still_running(host, daemon.id).is_none()),
+        }
     })
 }
 

@@ -14,7 +14,7 @@ use crate::process::{self, Running};
 use crate::record::DaemonName;
 use crate::runner::RunError;
 
-pub use ending::{Ended, Ending, end_client};
+pub use ending::{Ended, Ending, end_client, wait_for_no_client};
 
 /// How long the daemon may take to answer a question. It takes milliseconds, unless it waits for somebody.
 const LIMIT: Duration = Duration::from_secs(5);

@@ -268,6 +268,10 @@ pub struct StopArgs {
     /// Stop all your recorded daemons on this machine
     #[arg(long, conflicts_with_all = ["name", "gpu"])]
     pub all: bool,
+    /// First wait until no client is left, at most this long. New ones are still served meanwhile, and until it is over
+    /// nothing is stopped
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=86_400))]
+    pub drain: Option<u64>,
     /// How long a daemon may wait for its clients to end. Then they are cut off, and a daemon that is still there gets
     /// SIGTERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=86_400))]

@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::attachment;
+use crate::census;
 use crate::cli::StopArgs;
 use crate::daemon::{self, Observed, State, Unrecorded};
 use crate::error::Error;
@@ -34,13 +35,14 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StopArgs) -> Result<u8, E
         force: args.force,
     };
     if args.all {
-        return stop.all(ui);
+        return stop.all(ui, args.drain);
     }
     let name = match (args.name.as_deref(), args.gpu.as_deref()) {
         (Some(name), _) => name.parse()?,
         (None, Some(gpu)) => daemon::of_gpu(host, &store, gpu)?.record.name,
         (None, None) => stop.only_one()?,
     };
+    stop.drain(ui, std::slice::from_ref(&name), args.drain)?;
     let stopped = stop.one(ui, &name)?;
     report(ui, &[stopped], &[]);
     Ok(0)
@@ -86,13 +88,15 @@ impl Stop<'_> {
     }
 
     /// Stops every daemon of this user on this machine. A failure stops none of the others from being stopped.
-    fn all(&self, ui: &mut Ui<'_>) -> Result<u8, Error> {
+    fn all(&self, ui: &mut Ui<'_>, drain: Option<u64>) -> Result<u8, Error> {
         let (daemons, others) = daemon::observe_all(self.host, self.store)?;
         let mut stopped = Vec::new();
         let mut failed = Vec::new();
         let recorded = daemons.into_iter().map(|daemon| daemon.record.name);
         let unrecorded = others.into_iter().map(|Unrecorded { name, .. }| name);
-        for name in recorded.chain(unrecorded) {
+        let names: Vec<DaemonName> = recorded.chain(unrecorded).collect();
+        self.drain(ui, &names, drain)?;
+        for name in names {
             match self.one(ui, &name) {
                 Ok(record) => stopped.push(record),
                 // What was to be reached is reached.
@@ -107,6 +111,46 @@ impl Stop<'_> {
         }
         report(ui, &stopped, &failed);
         Ok(u8::from(!failed.is_empty()))
+    }
+
+    /// Waits until no client of these daemons is left, for this many seconds in all. No record is locked meanwhile, and
+    /// what cannot be asked is not waited for.
+    fn drain(
+        &self,
+        ui: &mut Ui<'_>,
+        names: &[DaemonName],
+        seconds: Option<u64>,
+    ) -> Result<(), Error> {
+        let Some(seconds) = seconds else {
+            return Ok(());
+        };
+        let until = self.host.clock.monotonic() + Duration::from_secs(seconds);
+        let here = process::place(self.host);
+        for name in names {
+            let Some(Entry::Record(record)) = self.store.entry(name) else {
+                continue;
+            };
+            if record.uid != self.host.uid {
+                continue;
+            }
+            let State::Live(process) = daemon::observe(self.host, &here, record.clone()).state
+            else {
+                continue;
+            };
+            let Some(control) =
+                Control::find(self.host, &record.pipe_directory, &record.log_directory)
+            else {
+                continue;
+            };
+            let waiting = format!("waiting for the clients of daemon {name} to end");
+            let drained = ui.waiting(&waiting, || {
+                census::wait_for_no_client(self.host, &control, &process, until)
+            })?;
+            if !drained {
+                ui.note(format!("daemon {name} still has clients after {seconds} s"));
+            }
+        }
+        Ok(())
     }
 
     /// Stops the daemon of this name and returns its record, which is gone by then.

@@ -26,7 +26,7 @@ fn now() -> u64 {
 }
 
 /// The daemon `a` of driver 550 with a server that has these clients. They may leave: the file `clients` says who is there.
-fn serving(machine: &Sandbox, server: &Sleeper, clients: &[i32]) -> Value {
+pub(crate) fn serving(machine: &Sandbox, server: &Sleeper, clients: &[i32]) -> Value {
     serving_as(machine, server, clients, "")
 }
 

@@ -15,6 +15,7 @@ mod comfort;
 mod cpus;
 mod directories;
 mod doctor;
+mod drain;
 mod dry_run;
 mod engine;
 mod env;

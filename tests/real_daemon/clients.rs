@@ -1,4 +1,4 @@
-//! `clients` with NVIDIA's own daemon. Without a GPU no server becomes ready, so there is no client; what
+//! `clients` and `stop --drain` with NVIDIA's own daemon. Without a GPU no server becomes ready, so there is no client; what
 //! a server does is played by a script.
 
 use std::process::{Command, Stdio};
@@ -14,6 +14,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("an_idle_daemon_has_no_servers_and_no_clients", idle),
     ("a_server_that_comes_up_is_told_with_its_state", coming_up),
     ("who_is_no_client_is_not_terminated", no_client),
+    ("an_idle_daemon_is_drained_at_once", drained),
     ("a_daemon_that_is_blocked_is_told", blocked),
 ];
 
@@ -40,6 +41,13 @@ fn coming_up(driver: &Driver) {
     };
     let expected = json!([{"pid": server, "uid": our_uid(), "state": state, "clients": []}]);
     assert_eq!(report.json()["daemons"][0]["servers"], expected);
+    // It has no clients, and so is not waited for.
+    let done = machine
+        .run(["stop", "--drain", "3600", "--timeout", "1"])
+        .succeeds();
+    assert!(!done.stderr.contains("still has clients"), "{done:?}");
+    assert!(!is_running(server));
+    machine.has_no_daemon();
 }
 
 fn no_client(driver: &Driver) {
@@ -61,6 +69,16 @@ fn no_client(driver: &Driver) {
         }
     }
     assert!(is_running(stranger.pid()) && is_running(server) && is_running(pid(&record)));
+}
+
+fn drained(driver: &Driver) {
+    let machine = driver.machine();
+    let record = machine.start(&["--name", "a"]);
+    let begun = Instant::now();
+    let done = machine.run(["stop", "--drain", "3600"]).succeeds();
+    assert_eq!(done.said_nothing().json(), json!({"stopped": [record]}));
+    assert!(begun.elapsed() < Duration::from_secs(30));
+    machine.has_no_daemon();
 }
 
 /// One connected front-end that says nothing keeps every other one out.

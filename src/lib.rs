@@ -3,7 +3,7 @@
 //!
 //! | row | files | what they know |
 //! |---|---|---|
-//! | values | `gpu` `record` `limits` `rank` `shell` `env_file` `checkpoint` | GPU UUIDs and selectors; daemon records and names; limits of clients; a launcher's ranks; quoting; variables for launchers; states, GPU maps and blockers of a checkpoint |
+//! | values | `gpu` `record` `limits` `rank` `shell` `env_file` `checkpoint` `log_line` | GPU UUIDs and selectors; daemon records and names; limits of clients; a launcher's ranks; quoting; variables for launchers; states, GPU maps and blockers of a checkpoint; lines of the logs |
 //! | failures | `error` | everything that can go wrong, with its code and its hint |
 //! | seam | `runner` `host` | calling programs; the file tree, the environment and the clock |
 //! | plans | `topology` `sharing` `cpus` | which GPU a selector and a mask mean; what proof of sharing takes; which CPUs are whose; pure |
@@ -31,6 +31,7 @@ pub mod gpu;
 pub mod host;
 pub mod launch;
 pub mod limits;
+pub mod log_line;
 pub mod manifest;
 pub mod mps;
 pub mod nvidia_smi;

@@ -1,7 +1,7 @@
-//! control.log and server.log: which lines tell of a fault, and what they mean. Pure.
-//!
-//! Every client makes a probe without credentials first, and every client's ordinary end reads like a broken
-//! connection; such lines are no faults. Texts: NVIDIA's programs of drivers 535 to 580.
+//! control.log and server.log: what the faults that they tell of mean. Pure.
+//! By which words a line is known stands in `log_line`.
+
+use crate::log_line::{Sign, parse};
 
 /// A fault that a log tells of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,40 +17,29 @@ pub struct Fault {
 /// How many servers may fail in a row until it is a loop: a client gives up after six.
 const LOOP: usize = 3;
 
-/// The lines of the present daemon: those since the last start.
-fn since_start(log: &str) -> impl DoubleEndedIterator<Item = &str> + Clone {
-    let from = log.rfind("Starting control daemon").unwrap_or(0);
-    log[from..].lines()
+/// What a line says, without its stamp.
+fn text(line: &str) -> &str {
+    let head = parse(line.as_bytes()).head.len();
+    line[head..].trim()
 }
 
-/// What a line says, without its stamp `[time source pid]`.
-fn text(line: &str) -> &str {
-    let line = line.trim();
-    match line
-        .strip_prefix('[')
-        .and_then(|rest| rest.split_once("] "))
-    {
-        Some((_, text)) => text,
-        None => line,
-    }
+/// What each line tells of.
+fn signs(log: &str) -> Vec<Option<Sign>> {
+    log.lines().map(|line| Sign::of(text(line))).collect()
 }
 
 /// The faults in control.log; the last lines of server.log say why a server died.
 pub fn control_faults(control: &str, server: &str) -> Vec<Fault> {
-    let lines: Vec<&str> = since_start(control).map(text).collect();
+    let all = signs(control);
+    let last = |lines: &[Option<Sign>], sign| lines.iter().rposition(|said| *said == Some(sign));
+    // What came before is another daemon's.
+    let lines = &all[last(&all, Sign::DaemonStarts).unwrap_or(0)..];
+    let said = |sign| lines.contains(&Some(sign));
     let mut faults = Vec::new();
-    let ended_badly = |line: &&&str| {
-        line.starts_with("Server ")
-            && line
-                .rsplit_once("exited with status ")
-                .is_some_and(|(_, status)| status != "0")
-    };
-    let last_ready = lines
-        .iter()
-        .rposition(|line| line.starts_with("NEW SERVER") && line.ends_with("Ready"));
+    let last_ready = last(lines, Sign::ServerReady);
     let failures = lines[last_ready.map_or(0, |at| at + 1)..]
         .iter()
-        .filter(ended_badly)
+        .filter(|said| **said == Some(Sign::ServerFailed))
         .count();
     if failures >= LOOP {
         faults.push(Fault {
@@ -68,10 +57,7 @@ pub fn control_faults(control: &str, server: &str) -> Vec<Fault> {
             remedy: "tail server.log in the log directory",
         });
     }
-    if lines
-        .iter()
-        .any(|line| line.starts_with("Failed to start server using uid"))
-    {
+    if said(Sign::OtherUser) {
         faults.push(Fault {
             fatal: false,
             what: "a program of another user asked for a server, which a user's daemon cannot give"
@@ -79,12 +65,9 @@ pub fn control_faults(control: &str, server: &str) -> Vec<Fault> {
             remedy: "each user starts a daemon of his own: uni-cumps start",
         });
     }
-    let pending = lines
-        .iter()
-        .rposition(|line| line.contains("push client to pending list"));
-    if let Some(at) = pending
+    if let Some(at) = last(lines, Sign::ClientWaits)
         && failures == 0
-        && !lines[at..].iter().any(|line| line.ends_with("Ready"))
+        && last_ready < Some(at)
     {
         faults.push(Fault {
             fatal: false,
@@ -92,10 +75,7 @@ pub fn control_faults(control: &str, server: &str) -> Vec<Fault> {
             remedy: "wait, or look why: tail server.log in the log directory",
         });
     }
-    if lines
-        .iter()
-        .any(|line| line.contains("Invalid device ordinal"))
-    {
+    if said(Sign::NoSuchDevice) {
         faults.push(Fault {
             fatal: false,
             what: "a memory limit named a GPU that the daemon does not have, and was dropped"
@@ -108,9 +88,7 @@ pub fn control_faults(control: &str, server: &str) -> Vec<Fault> {
 
 /// Why the last server died, in its own words.
 fn last_words(server: &str) -> String {
-    let telling = |line: &&str| {
-        line.starts_with("Driver initialization failed") || line.starts_with("Failed to start")
-    };
+    let telling = |line: &&str| Sign::of(line) == Some(Sign::CannotStart);
     match server.lines().map(text).rfind(telling) {
         Some(words) => format!(", saying {words:?}"),
         None => String::new(),
@@ -122,24 +100,23 @@ const STUCK_SECONDS: u64 = 300;
 
 /// The faults in server.log. `idle_seconds` is the time since its last line.
 pub fn server_faults(server: &str, idle_seconds: u64) -> Vec<Fault> {
-    let lines: Vec<&str> = server
+    let lines: Vec<Option<Sign>> = server
         .lines()
         .map(text)
         .filter(|line| !line.is_empty())
+        .map(Sign::of)
         .collect();
-    let said = |words: &str| lines.iter().any(|line| line.contains(words));
+    let last = |sign| lines.iter().rposition(|said| *said == Some(sign));
     let mut faults = Vec::new();
-    let after = |words: &str| lines.iter().rposition(|line| line.contains(words));
-    let fatal = after("Server is handling a fatal GPU error")
-        .or_else(|| after("encountered a fatal GPU error"));
-    if fatal.is_some() && after("Server has started") < fatal {
+    let fatal = last(Sign::FatalGpuError);
+    if fatal.is_some() && last(Sign::ServerStarted) < fatal {
         faults.push(Fault {
             fatal: false,
             what: "a program made a fatal GPU error, which ends every program of the GPU".to_owned(),
             remedy: "restart the programs; new ones get CUDA error 807 until all old ones have ended",
         });
     }
-    if said("Maximum number of clients") {
+    if last(Sign::TooManyClients).is_some() {
         faults.push(Fault {
             fatal: false,
             what: "a program was refused: the GPU takes no more clients (CUDA error 808)"
@@ -147,7 +124,7 @@ pub fn server_faults(server: &str, idle_seconds: u64) -> Vec<Fault> {
             remedy: "start fewer programs, or export CUDA_DEVICE_MAX_CONNECTIONS=2",
         });
     }
-    if said("Reached maximum number of device connections") {
+    if last(Sign::TooManyConnections).is_some() {
         faults.push(Fault {
             fatal: false,
             what: "a program was refused: the GPU takes no more connections (CUDA error 809)"
@@ -155,7 +132,7 @@ pub fn server_faults(server: &str, idle_seconds: u64) -> Vec<Fault> {
             remedy: "export CUDA_DEVICE_MAX_CONNECTIONS=2 for the programs",
         });
     }
-    if lines.last() == Some(&"Creating worker thread") && idle_seconds >= STUCK_SECONDS {
+    if lines.last() == Some(&Some(Sign::WorkerBegins)) && idle_seconds >= STUCK_SECONDS {
         faults.push(Fault {
             fatal: false,
             what: format!("a program's set-up has been stuck for {} minutes", idle_seconds / 60),
@@ -211,7 +188,7 @@ mod tests {
             "Removed Shm file at ",
         ]);
         assert_eq!(control_faults(&control, ""), []);
-        let server = "[x Server 12] Server has started\n[x Server 12] Receive command failed, assuming client exit\n[x Server 12] Client process disconnected\n";
+        let server = "[2026-11-29 16:44:38.890 Server    12] Server has started\n[2026-11-29 16:44:38.890 Server    12] Receive command failed, assuming client exit\n[2026-11-29 16:44:38.890 Server    12] Client process disconnected\n";
         assert_eq!(server_faults(server, 100_000), []);
     }
 
@@ -222,8 +199,7 @@ mod tests {
             "Server 12 exited with status 1",
         ];
         let control = stamped(&round.repeat(5));
-        let server =
-            "[x Other 12] Driver initialization failed with: no CUDA-capable device is detected\n";
+        let server = "[2026-11-29 16:44:38.890 Other    12] Driver initialization failed with: no CUDA-capable device is detected\n";
         let faults = control_faults(&control, server);
         assert!(faults[0].fatal);
         assert_eq!(

@@ -8,7 +8,7 @@
 //! | seam | `runner` `host` | calling programs; the file tree, the environment and the clock |
 //! | plans | `topology` `sharing` `cpus` | which GPU a selector and a mask mean; what proof of sharing takes; which CPUs are whose; pure |
 //! | surface | `cli` `ui` | the command line; everything that is printed |
-//! | services | `process` `runtime_dir` `store` `manifest` `nvidia_smi` `compute_mode` `mps` `driver` `daemon` `launch` `diagnosis` `attachment` `capture` `cpu_topology` `claims` `binding` `suspension` `census` | processes and signals; private directories; records on disk; a run's manifest; NVIDIA's two programs and libcuda, and exclusive GPUs; a recorded daemon's state; bringing one up; what doctor finds and captures; whether a program is a client; the machine's CPUs and their quota; claims on GPUs; binding to CPUs; taking processes off their GPUs and back; who is on the GPUs, and how one of them is let go |
+//! | services | `process` `local_time` `runtime_dir` `store` `manifest` `nvidia_smi` `compute_mode` `mps` `driver` `daemon` `launch` `diagnosis` `attachment` `capture` `cpu_topology` `claims` `binding` `suspension` `census` | processes and signals; the clock on the wall; private directories; records on disk; a run's manifest; NVIDIA's two programs and libcuda, and exclusive GPUs; a recorded daemon's state; bringing one up; what doctor finds and captures; whether a program is a client; the machine's CPUs and their quota; claims on GPUs; binding to CPUs; taking processes off their GPUs and back; who is on the GPUs, and how one of them is let go |
 //! | commands | `command` | one verb a file; they never import one another |
 
 pub mod attachment;
@@ -31,6 +31,7 @@ pub mod gpu;
 pub mod host;
 pub mod launch;
 pub mod limits;
+pub mod local_time;
 pub mod log_line;
 pub mod manifest;
 pub mod mps;

@@ -3,12 +3,14 @@
 
 mod checkpoint;
 mod clients;
+mod logs;
 mod selection;
 mod smi;
 mod unmet;
 
 pub use checkpoint::CheckpointFailure;
 pub use clients::ClientFailure;
+pub use logs::LogFailure;
 pub use selection::Selection;
 pub use smi::SmiFailure;
 pub use unmet::Unmet;
@@ -56,6 +58,11 @@ pub enum Error {
     /// A client was not ended.
     #[error("{0}")]
     Client(#[from] ClientFailure),
+
+    // Logs.
+    /// The logs of a daemon are not where they should be.
+    #[error("{0}")]
+    Logs(#[from] LogFailure),
 
     // Records.
     /// A name is not a name.
@@ -445,6 +452,7 @@ impl Error {
             Self::NoGithubEnv => "no-github-env",
             Self::Checkpoint(failure) => failure.code(),
             Self::Client(failure) => failure.code(),
+            Self::Logs(failure) => failure.code(),
             Self::DamagedRecord { .. } => "damaged-record",
             Self::OtherUser { .. } => "other-user",
             Self::OtherHost { .. } => "other-host",
@@ -489,6 +497,7 @@ impl Error {
             Self::Unmet(_) => None,
             Self::Checkpoint(failure) => failure.cause(),
             Self::Client(failure) => failure.cause(),
+            Self::Logs(failure) => failure.cause(),
             Self::BadManifest { reason, .. } => Some(reason.clone()),
             Self::Name(_) => {
                 Some("a name is 1 to 64 of a-z, 0-9 and -, not starting with -".into())
@@ -571,6 +580,7 @@ impl Error {
             Self::Unmet(unmet) => unmet.hint(),
             Self::Checkpoint(failure) => failure.hint(),
             Self::Client(failure) => failure.hint(),
+            Self::Logs(failure) => failure.hint(),
             Self::BadManifest { path, .. } => format!("python3 -m json.tool {}", quote_path(path)),
             Self::Name(_) => "--name my-job".into(),
             Self::NoRecord(_) => "uni-cumps status lists the recorded daemons".into(),

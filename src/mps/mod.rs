@@ -3,11 +3,13 @@
 
 mod control;
 mod log;
+mod log_file;
 mod pipe;
 mod server;
 
 pub use control::{AskError, CONTROL, Control};
 pub use log::{LogMark, log_end};
+pub use log_file::LogFile;
 pub use pipe::{
     Keeper, Socket, clear, coming_up, control_path, control_socket, keeper,
     lacks_privileged_socket, lock_holder, logs_into, named_by_pid_file,

@@ -1,15 +1,17 @@
 //! The only file that prints: lines, tables, colours, JSON, failures. Nothing from outside reaches a terminal raw.
 
 use std::io::{self, Write};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 use serde_json::Value;
-use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
+use serde_json::ser::{CompactFormatter, Formatter, PrettyFormatter, Serializer};
 
 use crate::cli::{Show, When};
 use crate::error::Error;
@@ -135,6 +137,24 @@ impl<'w> Ui<'w> {
         }
     }
 
+    /// Bytes for another program as they are; on a terminal they are only looked at.
+    pub fn bytes(&mut self, bytes: &[u8]) {
+        if self.out_is_terminal {
+            self.write_out(&printable_lines(&String::from_utf8_lossy(bytes)));
+        } else {
+            self.write_bytes(bytes);
+        }
+    }
+
+    /// A line of parts with a blank between them, each in its tone.
+    pub fn cells(&mut self, cells: &[Cell]) {
+        let parts = cells
+            .iter()
+            .map(|(text, tone)| toned(&printable(text), *tone, self.out_has_color));
+        let line = parts.collect::<Vec<_>>().join(" ");
+        self.write_out(&format!("{line}\n"));
+    }
+
     /// A call that would be made with the caller's environment and these variables, as a line of shell.
     pub fn call_with(&mut self, call: &Invocation, variables: &[(&str, String)]) {
         let variables = variables
@@ -193,6 +213,11 @@ impl<'w> Ui<'w> {
     /// A JSON document.
     pub fn json(&mut self, value: &Value) {
         self.write_out(&json_text(value));
+    }
+
+    /// A JSON document on one line, one of many.
+    pub fn json_line(&mut self, value: &Value) {
+        self.write_out(&written(value, CompactFormatter));
     }
 
     /// A table with a heading, its columns aligned.
@@ -289,10 +314,23 @@ impl<'w> Ui<'w> {
     }
 
     fn write_out(&mut self, text: &str) {
-        if self.failure.is_none() {
-            let written = self.out.write_all(text.as_bytes());
+        self.write_bytes(text.as_bytes());
+    }
+
+    fn write_bytes(&mut self, bytes: &[u8]) {
+        if self.failure.is_none() && !bytes.is_empty() {
+            let written = self.out.write_all(bytes);
             self.failure = written.and_then(|()| self.out.flush()).err();
         }
+    }
+
+    /// Whether standard output still takes what is written. A pipe tells that its reader is gone before anything is written
+    /// into it.
+    pub fn is_heard(&self) -> bool {
+        let stdout = io::stdout();
+        let mut watched = [PollFd::new(stdout.as_fd(), PollFlags::empty())];
+        let is_broken = poll(&mut watched, PollTimeout::ZERO) == Ok(1);
+        self.failure.is_none() && !is_broken
     }
 
     fn write_err(&mut self, text: &str) {
@@ -466,19 +504,23 @@ fn is_inert(letter: char) -> bool {
 /// JSON as Python's `json.dumps(value, indent=2, sort_keys=True)` writes it, with a newline at the end: ASCII only, so
 /// that it is inert on a terminal as well.
 pub fn json_text(value: &Value) -> String {
+    written(value, PrettyFormatter::new())
+}
+
+/// JSON in ASCII, laid out by `formatter`, with a newline at the end.
+fn written(value: &Value, formatter: impl Formatter) -> String {
     let mut bytes = Vec::new();
-    let mut serializer = Serializer::with_formatter(&mut bytes, AsciiFormatter::default());
+    let mut serializer = Serializer::with_formatter(&mut bytes, AsciiFormatter(formatter));
     // Writing a `Value` to memory does not fail.
     let _ = value.serialize(&mut serializer);
     bytes.push(b'\n');
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// serde_json's pretty form with everything outside of printable ASCII escaped.
-#[derive(Default)]
-struct AsciiFormatter(PrettyFormatter<'static>);
+/// A form of serde_json's with everything outside of printable ASCII escaped.
+struct AsciiFormatter<F>(F);
 
-impl Formatter for AsciiFormatter {
+impl<F: Formatter> Formatter for AsciiFormatter<F> {
     fn write_string_fragment<W: ?Sized + Write>(
         &mut self,
         writer: &mut W,

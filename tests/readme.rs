@@ -96,6 +96,7 @@ fn every_command_and_flag_of_the_help_is_in_the_table_of_commands() {
         "checkpoint restore",
         "checkpoint unlock",
         "checkpoint restore-thread",
+        "logs",
         "prune",
         "validate",
         "completions",

@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod clients;
+mod logs;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ use crate::shell::Shell;
 
 pub use checkpoint::{CallArgs, CheckpointArgs, CheckpointVerb, Target};
 pub use clients::ClientsArgs;
+pub use logs::{Lines, LogsArgs};
 
 /// The name of the program, by which shells find what completes its command line.
 pub const PROGRAM: &str = "uni-cumps";
@@ -127,6 +129,8 @@ pub enum Command {
     Cpus(CpusArgs),
     /// Suspend CUDA processes into host memory, and bring them back on the same or another GPU
     Checkpoint(CheckpointArgs),
+    /// Show what a daemon and its servers have logged
+    Logs(LogsArgs),
     /// Remove what daemons that are gone have left behind
     Prune(PruneArgs),
     /// Prove that a learner and a collector share one GPU through MPS; changes nothing

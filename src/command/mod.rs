@@ -7,6 +7,7 @@ mod completions;
 mod cpus;
 mod doctor;
 mod env;
+mod logs;
 mod look;
 mod man;
 mod prune;
@@ -45,6 +46,7 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
         Command::Env(args) => (env::run(host, ui, args), args.form() == Format::Json),
         Command::Clients(args) => (clients::run(host, ui, args), args.json),
         Command::Checkpoint(args) => (checkpoint::run(host, ui, args), args.json),
+        Command::Logs(args) => (logs::run(host, ui, args), args.json),
         Command::Prune(args) => (prune::run(host, ui, args), args.json),
         Command::Validate(args) => (validate::run(host, ui, args), args.json),
         Command::Visibility(args) => (visibility::run(host, ui, args), false),

@@ -16,6 +16,7 @@ mod cuda;
 mod env_files;
 mod fake;
 mod invented;
+mod logs;
 mod parsers;
 mod printing;
 mod processes;

@@ -11,6 +11,7 @@ mod bounded_stop;
 mod checkpoint;
 mod clients;
 mod lifecycle;
+mod logs;
 mod run;
 mod several_gpus;
 mod surroundings;
@@ -67,6 +68,7 @@ fn main() -> ExitCode {
         checkpoint::TESTS,
         clients::TESTS,
         lifecycle::TESTS,
+        logs::TESTS,
         run::TESTS,
         several_gpus::TESTS,
         surroundings::TESTS,

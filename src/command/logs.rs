@@ -1,6 +1,5 @@
 //! `logs`: what a daemon and its servers have said, as one row.
 
-use std::collections::VecDeque;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -14,7 +13,7 @@ use crate::daemon;
 use crate::error::{Error, LogFailure};
 use crate::host::Host;
 use crate::local_time;
-use crate::log_line::{Level, Log, Message, Since, Wanted, merged};
+use crate::log_line::{Level, LocalTime, Log, Message, Since, Wanted, merged};
 use crate::mps::LogFile;
 use crate::process;
 use crate::record::{Belongs, DaemonName, DaemonRecord, ProcessId};
@@ -43,10 +42,14 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &LogsArgs) -> Result<u8, E
         }
         .into());
     }
+    let wanted = Wanted {
+        since: args.since.and_then(|since| meant.from(host, since)),
+        level: args.level,
+    };
     let mut files = Vec::new();
     for (log, is_left_out) in [(Log::Control, args.server), (Log::Server, args.control)] {
         if !is_left_out {
-            files.push(LogFile::open(host, directory, log, args.follow)?);
+            files.push(LogFile::open(host, directory, log, wanted, args.follow)?);
         }
     }
     if !files.iter().any(LogFile::has_content) {
@@ -153,6 +156,14 @@ impl Meant {
         }
     }
 
+    /// The time on the daemon's clock from which on messages are wanted. What was before all times leaves nothing out.
+    fn from(&self, host: &Host, since: Since) -> Option<LocalTime> {
+        match since {
+            Since::At(time) => Some(time),
+            Since::Ago(ago) => local_time::before_now(host, ago, self.time_zone(host).as_deref()),
+        }
+    }
+
     /// Whether more may come.
     fn goes_on(&self, host: &Host, store: &Store<'_>) -> bool {
         match self.life {
@@ -239,17 +250,6 @@ impl Reading<'_> {
     }
 
     fn messages(mut self, ui: &mut Ui<'_>, args: &LogsArgs) {
-        let since = args.since.and_then(|since| match since {
-            Since::At(time) => Some(time),
-            // What was before all times leaves nothing out.
-            Since::Ago(ago) => {
-                local_time::before_now(self.host, ago, self.meant.time_zone(self.host).as_deref())
-            }
-        });
-        let wanted = Wanted {
-            since,
-            level: args.level,
-        };
         let form = Form::of(ui, args.json);
         let last = match args.lines {
             Some(Lines::Last(count)) => Some(count as usize),
@@ -257,93 +257,48 @@ impl Reading<'_> {
             Some(Lines::All) | None => None,
         };
         match last {
-            None => self.all(ui, form, wanted),
+            None => form.print(ui, row(self.files.iter_mut().map(LogFile::messages))),
             Some(0) => self.files.iter_mut().for_each(LogFile::skip),
-            Some(count) => {
-                let is_default = args.lines.is_none();
-                self.last(ui, form, wanted, count, is_default);
-            }
+            Some(count) => self.last(ui, form, count, args.lines.is_none()),
         }
         if args.follow {
-            self.follow(ui, form, wanted);
+            self.follow(ui, form);
         }
     }
 
-    fn all(&mut self, ui: &mut Ui<'_>, form: Form, wanted: Wanted) {
-        let mut rows = self.files.iter_mut().map(|file| {
-            let mut takes = wanted.at_first();
-            file.messages().filter(move |message| {
-                takes = wanted.takes(message, takes);
-                takes
-            })
-        });
-        let row = merged(
-            rows.next().into_iter().flatten(),
-            rows.next().into_iter().flatten(),
-        );
-        form.print_all(ui, row);
-    }
-
-    fn last(
-        &mut self,
-        ui: &mut Ui<'_>,
-        form: Form,
-        wanted: Wanted,
-        count: usize,
-        is_default: bool,
-    ) {
-        // One more, to know whether there are more.
-        let mut rows = self.files.iter_mut().map(|file| {
-            file.last(
-                count + 1,
-                |message, before| wanted.takes(message, before),
-                wanted.at_first(),
-            )
-        });
-        let row = merged(
-            rows.next().into_iter().flatten(),
-            rows.next().into_iter().flatten(),
-        );
-        let mut row: VecDeque<Message> = row.collect();
-        let more = row.len().saturating_sub(count);
-        row.drain(..more);
+    fn last(&mut self, ui: &mut Ui<'_>, form: Form, count: usize, is_default: bool) {
+        // One more of each, to know whether there are more.
+        let all = self.files.iter_mut().map(|file| file.last(count + 1));
+        let mut last: Vec<Message> = row(all).collect();
+        let more = last.len().saturating_sub(count);
         if is_default && more > 0 {
             ui.note(format!(
                 "these are the last {count} messages; for all of them: -n all"
             ));
         }
-        form.print_all(ui, row.into_iter());
+        form.print(ui, last.drain(more..));
     }
 
-    fn follow(mut self, ui: &mut Ui<'_>, form: Form, wanted: Wanted) {
-        let mut takes = vec![true; self.files.len()];
+    fn follow(mut self, ui: &mut Ui<'_>, form: Form) {
         let mut told: Vec<Option<String>> = vec![None; self.files.len()];
         loop {
             let goes_on = self.meant.goes_on(self.host, self.store);
-            let mut rows: Vec<Vec<Message>> = Vec::new();
-            for (index, file) in self.files.iter_mut().enumerate() {
+            let news = self.files.iter_mut().map(|file| {
                 let mut news = file.news();
                 if !goes_on {
                     news.extend(file.leftovers());
                 }
-                news.retain(|message| {
-                    takes[index] = wanted.takes(message, takes[index]);
-                    takes[index]
-                });
-                rows.push(news);
-                if file.obstacle() != told[index].as_deref() {
-                    told[index] = file.obstacle().map(str::to_owned);
-                    if let Some(obstacle) = file.obstacle() {
+                news
+            });
+            form.print(ui, row(news));
+            for (file, told) in self.files.iter().zip(&mut told) {
+                if file.obstacle() != told.as_deref() {
+                    *told = file.obstacle().map(str::to_owned);
+                    if let Some(obstacle) = told {
                         ui.note(format!("{obstacle}, and is not read"));
                     }
                 }
             }
-            let mut rows = rows.into_iter();
-            let row = merged(
-                rows.next().into_iter().flatten(),
-                rows.next().into_iter().flatten(),
-            );
-            form.print_all(ui, row);
             if !goes_on {
                 return self.end(ui, true);
             }
@@ -372,6 +327,14 @@ impl Reading<'_> {
     }
 }
 
+/// The messages of one or two files as one row.
+fn row(
+    mut files: impl Iterator<Item: IntoIterator<Item = Message>>,
+) -> impl Iterator<Item = Message> {
+    let (first, second) = (files.next(), files.next());
+    merged(first.into_iter().flatten(), second.into_iter().flatten())
+}
+
 /// How messages are printed.
 #[derive(Clone, Copy)]
 enum Form {
@@ -396,7 +359,7 @@ impl Form {
     }
 
     /// Prints a row, as long as somebody reads it.
-    fn print_all(self, ui: &mut Ui<'_>, row: impl Iterator<Item = Message>) {
+    fn print(self, ui: &mut Ui<'_>, row: impl Iterator<Item = Message>) {
         let mut chunk: Vec<u8> = Vec::new();
         for message in row {
             match self {

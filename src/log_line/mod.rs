@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::iter::Peekable;
 
-pub use sign::{Level, Sign};
+pub use sign::{Level, Sign, words};
 pub use time::{LocalTime, Since, SinceError};
 
 /// The two logs of a daemon.
@@ -130,9 +130,9 @@ impl Message {
         String::from_utf8_lossy(&text[..end])
     }
 
-    /// How it is to be taken.
+    /// How it is to be taken, by its first line.
     pub fn level(&self) -> Level {
-        Level::of(&self.text())
+        Level::of(self.text().lines().next().unwrap_or_default())
     }
 }
 
@@ -284,5 +284,10 @@ mod tests {
         );
         assert_eq!(message.text(), "Removed Shm file at ");
         assert_eq!(message.level(), Level::Noise);
+        let message = said(
+            Log::Control,
+            "[2026-11-30 06:07:37.586 Control 12] Server 9 exited with status 0\nInvalid",
+        );
+        assert_eq!(message.level(), Level::Info);
     }
 }

@@ -3,6 +3,19 @@
 //! Every client makes a probe without credentials first, and every client's ordinary end reads like a broken
 //! connection; such lines are noise.
 
+/// What a line says, without blanks and without what stands before it in brackets: what is meant is plain also where a
+/// driver writes its stamps in another form.
+pub fn words(line: &str) -> &str {
+    let line = line.trim();
+    match line
+        .strip_prefix('[')
+        .and_then(|rest| rest.split_once("] "))
+    {
+        Some((_, text)) => text,
+        None => line,
+    }
+}
+
 /// How a line is to be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, clap::ValueEnum)]
 pub enum Level {
@@ -27,8 +40,9 @@ impl Level {
         }
     }
 
-    /// The level of a text, its stamp taken off.
-    pub fn of(text: &str) -> Self {
+    /// The level of a line.
+    pub fn of(line: &str) -> Self {
+        let text = words(line);
         if let Some(sign) = Sign::of(text) {
             return sign.level();
         }
@@ -53,7 +67,7 @@ const NOISE: [&str; 4] = [
     "User did not send valid credentials",
     "Unable to accept connection",
     "Receive command failed, assuming client exit",
-    "Removed Shm file at ",
+    "Removed Shm file at",
 ];
 
 const WARNING: [&str; 11] = [
@@ -117,9 +131,9 @@ pub enum Sign {
 }
 
 impl Sign {
-    /// What a text tells of, its stamp taken off.
-    pub fn of(text: &str) -> Option<Self> {
-        let text = text.trim();
+    /// What a line tells of.
+    pub fn of(line: &str) -> Option<Self> {
+        let text = words(line);
         let says = |words: &str| text.contains(words);
         let begins = |words: &str| text.starts_with(words);
         let failed = || {

@@ -12,7 +12,7 @@ use nix::fcntl::OFlag;
 
 use crate::error::{Error, LogFailure};
 use crate::host::Host;
-use crate::log_line::{Log, Message, parse};
+use crate::log_line::{Log, Message, Wanted, parse};
 
 /// How much is read at once.
 const BLOCK: usize = 64 << 10;
@@ -35,15 +35,24 @@ pub struct LogFile {
     /// What stands in the file's place and is none.
     obstacle: Option<String>,
     waits: bool,
+    wanted: Wanted,
+    /// Whether the last message was wanted.
+    takes: bool,
 }
 
 /// So many files that had the name before are read on.
 const BEFORE: usize = 4;
 
 impl LogFile {
-    /// Opens a log of the daemon with this log directory. One that is not there yet may come. Where reading `waits`, a line
-    /// without an end is held back until it has one.
-    pub fn open(host: &Host, directory: &Path, log: Log, waits: bool) -> Result<Self, Error> {
+    /// Opens a log of the daemon with this log directory, for what is `wanted` of it. One that is not there yet may come.
+    /// Where reading `waits`, a line without an end is held back until it has one.
+    pub fn open(
+        host: &Host,
+        directory: &Path,
+        log: Log,
+        wanted: Wanted,
+        waits: bool,
+    ) -> Result<Self, Error> {
         let path = directory.join(log.file_name());
         let place = host.root.at(&path);
         let now = match Opened::at(&place, waits) {
@@ -65,6 +74,8 @@ impl LogFile {
             before: VecDeque::new(),
             obstacle: None,
             waits,
+            wanted,
+            takes: wanted.at_first(),
         })
     }
 
@@ -80,34 +91,31 @@ impl LogFile {
 
     /// The messages from where reading has come to, up to the end of the file as it is when that is reached.
     pub fn messages(&mut self) -> impl Iterator<Item = Message> {
-        let log = self.log;
-        let mut reading = self.now.as_mut();
-        std::iter::from_fn(move || reading.as_mut()?.message(log))
+        let (log, wanted) = (self.log, self.wanted);
+        let (opened, takes) = (&mut self.now, &mut self.takes);
+        let all = std::iter::from_fn(move || opened.as_mut()?.message(log));
+        all.filter(move |message| {
+            *takes = wanted.takes(message, *takes);
+            *takes
+        })
     }
 
-    /// The last `count` messages that are `wanted`, read from as near to the end as they are found.
-    pub fn last(
-        &mut self,
-        count: usize,
-        wanted: impl Fn(&Message, bool) -> bool,
-        at_first: bool,
-    ) -> VecDeque<Message> {
-        let log = self.log;
-        let Some(opened) = &mut self.now else {
-            return VecDeque::new();
-        };
+    /// The last `count` messages, read from as near to the end as they are found.
+    pub fn last(&mut self, count: usize) -> VecDeque<Message> {
         let mut distance = NEAR_END;
         loop {
+            let Some(opened) = &mut self.now else {
+                return VecDeque::new();
+            };
             let from = opened.length().saturating_sub(distance);
             opened.go_to(from);
-            let mut takes = at_first;
+            self.takes = self.wanted.at_first();
             // What begins before is not whole.
             let mut is_whole = from == 0;
             let mut found = VecDeque::new();
-            while let Some(message) = opened.message(log) {
+            for message in self.messages() {
                 is_whole |= message.time().is_some();
-                takes = wanted(&message, takes);
-                if is_whole && takes {
+                if is_whole {
                     found.push_back(message);
                     if found.len() > count {
                         found.pop_front();
@@ -139,25 +147,38 @@ impl LogFile {
             opened.drain(log, &mut found);
         }
         if let Some(renewed) = renewed {
-            if let Some(old) = self.now.replace(renewed) {
-                self.before.push_back(old);
-            }
-            while self.before.len() > BEFORE {
-                let old = self.before.pop_front();
-                found.extend(old.and_then(|mut old| old.unfinished(log)));
-            }
+            let forgotten = self.replace(renewed);
+            found.extend(forgotten.and_then(|mut old| old.unfinished(log)));
             if let Some(opened) = &mut self.now {
                 opened.drain(log, &mut found);
             }
         }
-        found
+        self.choose(found)
     }
 
     /// What is left of last lines, once nothing more will come.
     pub fn leftovers(&mut self) -> Vec<Message> {
         let log = self.log;
         let all = self.before.iter_mut().chain(&mut self.now);
-        all.filter_map(|opened| opened.unfinished(log)).collect()
+        let left = all.filter_map(|opened| opened.unfinished(log)).collect();
+        self.choose(left)
+    }
+
+    fn choose(&mut self, mut messages: Vec<Message>) -> Vec<Message> {
+        messages.retain(|message| {
+            self.takes = self.wanted.takes(message, self.takes);
+            self.takes
+        });
+        messages
+    }
+
+    /// Another file has the name now. Of those that had it before, the one that is not read any more is returned.
+    fn replace(&mut self, renewed: Opened) -> Option<Opened> {
+        self.before.extend(self.now.replace(renewed));
+        match self.before.len() > BEFORE {
+            true => self.before.pop_front(),
+            false => None,
+        }
     }
 
     /// Another file that has the name now.
@@ -201,10 +222,7 @@ impl LogFile {
             return Vec::new();
         };
         let first = renewed.bytes();
-        if let Some(old) = self.now.replace(renewed) {
-            self.before.push_back(old);
-            self.before.truncate(BEFORE);
-        }
+        self.replace(renewed);
         first
     }
 }

@@ -52,12 +52,17 @@ fn host(root: &Path) -> Host {
     host_with_programs(root, Box::new(|call| panic!("nobody is called: {call:?}")))
 }
 
+fn open(host: &Host, log: Log, wanted: Wanted, waits: bool) -> LogFile {
+    LogFile::open(host, Path::new("/"), log, wanted, waits).unwrap()
+}
+
 /// The file as it is read from its beginning.
 fn read(host: &Host, bytes: &[u8], log: Log) -> Vec<Message> {
     let path = host.root.at(log.file_name());
     fs::write(path, bytes).unwrap();
-    let mut file = LogFile::open(host, Path::new("/"), log, false).unwrap();
-    file.messages().collect()
+    open(host, log, Wanted::default(), false)
+        .messages()
+        .collect()
 }
 
 fn joined(messages: &[Message]) -> Vec<u8> {
@@ -136,24 +141,23 @@ fn the_last_messages_are_the_last_of_all_that_are_wanted() {
         Level::Info,
         Level::Error,
     ]));
+    // Many times the same is more than what is looked at first.
     law(
-        1_000,
-        (file(), 1..10_usize, levels),
-        |(bytes, count, level)| {
+        300,
+        (file(), 1..300_usize, 1..1000_usize, levels),
+        |(bytes, times, count, level)| {
+            let bytes = [&bytes[..], b"\n"].concat().repeat(times);
             let wanted = Wanted { since: None, level };
-            let all = read(&host, &bytes, Log::Control);
+            let whole = read(&host, &bytes, Log::Control);
             let mut takes = wanted.at_first();
-            let all = all.into_iter().filter(|message| {
+            let chosen = whole.into_iter().filter(|message| {
                 takes = wanted.takes(message, takes);
                 takes
             });
-            let mut all: Vec<Message> = all.collect();
-            let mut file = LogFile::open(&host, Path::new("/"), Log::Control, false).unwrap();
-            let last = file.last(
-                count,
-                |message, before| wanted.takes(message, before),
-                wanted.at_first(),
-            );
+            let mut all: Vec<Message> = chosen.collect();
+            let from_the_beginning = open(&host, Log::Control, wanted, false).messages().count();
+            prop_assert_eq!(from_the_beginning, all.len());
+            let last = open(&host, Log::Control, wanted, false).last(count);
             prop_assert_eq!(
                 last.into_iter().collect::<Vec<_>>(),
                 all.split_off(all.len().saturating_sub(count))
@@ -170,7 +174,7 @@ fn a_file_that_grows_in_any_steps_gives_every_byte_once() {
     let path = root.path().join("server.log");
     law(500, (file(), vec(0..2_000_usize, 0..6)), |(bytes, cuts)| {
         fs::write(&path, "").unwrap();
-        let mut file = LogFile::open(&host, Path::new("/"), Log::Server, true).unwrap();
+        let mut file = open(&host, Log::Server, Wanted::default(), true);
         let mut ends: Vec<usize> = cuts;
         ends.iter_mut().for_each(|end| *end = bytes.len().min(*end));
         ends.push(bytes.len());

@@ -1,6 +1,7 @@
-//! Whether a program, or what it has started, is a client of a daemon: who the clients are, the proof for a program that
-//! runs beside us, and what keeps it from being one.
+//! Whether a program, or what it has started, is a client of a daemon: who and how many the clients are, the proof for a
+//! program that runs beside us, and what keeps it from being one.
 
+mod load;
 mod obstacles;
 mod proof;
 
@@ -8,6 +9,7 @@ use std::time::Duration;
 
 use crate::mps::{AskError, Control};
 
+pub use load::{Load, load_of, loads_of};
 pub use obstacles::{Obstacle, obstacles};
 pub use proof::{not_run, proven};
 

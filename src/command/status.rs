@@ -1,9 +1,11 @@
-//! `status`: the machine's GPUs, the caller's mask and the recorded daemons, without changing or asking anything.
+//! `status`: the machine's GPUs, the caller's mask and the recorded daemons, without changing anything.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Value, json};
 
+use crate::attachment::{self, Load};
 use crate::checkpoint::{self, ProcessState, Suspended};
 use crate::cli::StatusArgs;
 use crate::daemon::{self, Observed, State, Unrecorded};
@@ -23,13 +25,24 @@ struct Report {
     discovery: Result<Discovery, SmiFailure>,
     mask: Option<String>,
     visibility: Visibility,
-    daemons: Vec<Observed>,
+    daemons: Vec<Daemon>,
     others: Vec<Unrecorded>,
     control_pipes: Vec<Value>,
     /// Control daemons that no record speaks of, where programs of this caller would look for one.
     unmanaged: Vec<Unmanaged>,
     /// The processes that were taken off their GPUs, and their states.
     suspended: Vec<(Suspended, Option<ProcessState>)>,
+}
+
+/// How long all daemons together may take to answer.
+const ASK_LIMIT: Duration = Duration::from_secs(1);
+
+/// A recorded daemon and what it tells of itself.
+struct Daemon {
+    observed: Observed,
+    load: Load,
+    /// Whole seconds since it was started; none for one that was started in the future, as the clock says.
+    age: Option<u64>,
 }
 
 struct Unmanaged {
@@ -53,6 +66,7 @@ fn gather(host: &Host) -> Result<Report, Error> {
     let mask = host.env.visible_devices();
     let visibility = topology::visible(gpus, mask.as_deref());
     let (daemons, others) = daemon::observe_all(host, &Store::of(host)?)?;
+    let loads = attachment::loads_of(host, &daemons, ASK_LIMIT)?;
     Ok(Report {
         control_pipes: daemon::control_pipes(&daemons),
         unmanaged: unmanaged(host, &daemons),
@@ -60,9 +74,27 @@ fn gather(host: &Host) -> Result<Report, Error> {
         discovery,
         mask,
         visibility,
-        daemons,
+        daemons: daemons
+            .into_iter()
+            .zip(loads)
+            .map(|(observed, load)| Daemon {
+                age: age(host, &observed),
+                observed,
+                load,
+            })
+            .collect(),
         others,
     })
+}
+
+fn age(host: &Host, daemon: &Observed) -> Option<u64> {
+    let now = host
+        .clock
+        .now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .ok()?;
+    let started = Duration::try_from_secs_f64(daemon.record.created_at).ok()?;
+    Some(now.checked_sub(started)?.as_secs())
 }
 
 fn unmanaged(host: &Host, daemons: &[Observed]) -> Vec<Unmanaged> {
@@ -106,7 +138,7 @@ impl Answer for Report {
             "cuda_visible_devices_notes": self.visibility.notes,
             "gpus": self.gpus().iter().map(|gpu| self.gpu_json(gpu)).collect::<Vec<_>>(),
             "control_pipes": pipes,
-            "managed_daemons": self.daemons.iter().map(Observed::to_json).collect::<Vec<_>>(),
+            "managed_daemons": self.daemons.iter().map(Daemon::to_json).collect::<Vec<_>>(),
             "suspended_processes": self.suspended.iter().map(suspended_json).collect::<Vec<_>>(),
             "other_records": self.others.iter().map(unrecorded_json).collect::<Vec<_>>(),
             "compatible_topology_modes": TopologyMode::ALL.map(TopologyMode::as_str),
@@ -158,13 +190,7 @@ impl Answer for Report {
             ui.line("managed_daemons=none");
         }
         for daemon in &self.daemons {
-            let record = &daemon.record;
-            ui.line(format!(
-                "{} mode={} gpus={}",
-                daemon.line(),
-                record.topology_mode.as_str(),
-                record.gpu_list()
-            ));
+            ui.line(daemon.line());
         }
         for other in &self.others {
             let Unrecorded {
@@ -227,7 +253,7 @@ impl Answer for Report {
         if rows.is_empty() {
             ui.line("No daemon. To start one: uni-cumps start");
         } else {
-            ui.table(&["DAEMON", "STATE", "PID", "GPU", "PIPE DIRECTORY"], &rows);
+            ui.table(&DAEMON_COLUMNS, &rows);
         }
         for daemon in &self.unmanaged {
             let pid = daemon
@@ -337,9 +363,10 @@ impl Report {
         }
     }
 
-    fn daemon_row(&self, daemon: &Observed) -> Vec<Cell> {
-        let record = &daemon.record;
-        let tone = match daemon.state {
+    fn daemon_row(&self, daemon: &Daemon) -> Vec<Cell> {
+        let record = &daemon.observed.record;
+        let state = &daemon.observed.state;
+        let tone = match state {
             State::Live(_) => Tone::Good,
             State::NotAnswering(_) | State::OtherPidNamespace { .. } | State::OtherHost => {
                 Tone::Doubtful
@@ -353,9 +380,12 @@ impl Report {
             .collect();
         vec![
             plain(&record.name),
-            (daemon.state.word().to_owned(), tone),
+            (state.word().to_owned(), tone),
             plain(record.process.pid),
             plain(gpus.join(",")),
+            plain(daemon.load.servers.map_or("-".to_owned(), text)),
+            plain(daemon.load.clients.map_or("-".to_owned(), text)),
+            plain(daemon.age.map_or("-".to_owned(), for_people)),
             plain(record.pipe_directory.display()),
         ]
     }
@@ -391,6 +421,54 @@ impl Report {
     }
 }
 
+/// The columns of the table of daemons.
+const DAEMON_COLUMNS: [&str; 8] = [
+    "DAEMON",
+    "STATE",
+    "PID",
+    "GPU",
+    "SERVERS",
+    "CLIENTS",
+    "AGE",
+    "PIPE DIRECTORY",
+];
+
+impl Daemon {
+    fn to_json(&self) -> Value {
+        let mut value = self.observed.to_json();
+        value["servers"] = self.load.servers.into();
+        value["clients"] = self.load.clients.into();
+        value["age_s"] = self.age.into();
+        value
+    }
+
+    /// The line of the Python command, and behind it what that did not show.
+    fn line(&self) -> String {
+        let record = &self.observed.record;
+        format!(
+            "{} mode={} gpus={} servers={} clients={} age_s={}",
+            self.observed.line(),
+            record.topology_mode.as_str(),
+            record.gpu_list(),
+            self.load.servers.map_or("unknown".to_owned(), text),
+            self.load.clients.map_or("unknown".to_owned(), text),
+            self.age.map_or("unknown".to_owned(), text),
+        )
+    }
+}
+
+fn text(number: impl ToString) -> String {
+    number.to_string()
+}
+
+/// A time in the largest unit of which there are two or more, or else in seconds.
+fn for_people(seconds: u64) -> String {
+    let units = [("d", 86_400), ("h", 3600), ("m", 60)];
+    let unit = units.into_iter().find(|(_, size)| seconds >= 2 * size);
+    let (unit, size) = unit.unwrap_or(("s", 1));
+    format!("{}{unit}", seconds / size)
+}
+
 /// The MIG instances of a GPU.
 fn parts(gpu: &Gpu) -> Vec<Device> {
     let mut devices = gpu.devices();
@@ -416,13 +494,12 @@ fn suspended_json((entry, state): &(Suspended, Option<ProcessState>)) -> Value {
 }
 
 fn unrecorded_row(other: &Unrecorded) -> Vec<Cell> {
-    vec![
-        plain(&other.name),
-        (other.word.to_owned(), Tone::Bad),
-        plain("-"),
-        plain("-"),
-        plain(&other.reason),
-    ]
+    let mut row = vec![plain("-"); DAEMON_COLUMNS.len()];
+    row[0] = plain(&other.name);
+    row[1] = (other.word.to_owned(), Tone::Bad);
+    // The last column is the widest.
+    row[DAEMON_COLUMNS.len() - 1] = plain(&other.reason);
+    row
 }
 
 fn unrecorded_json(other: &Unrecorded) -> Value {

@@ -23,6 +23,7 @@ mod env_choice;
 mod env_forms;
 mod exclusive;
 mod logs;
+mod load;
 mod mig;
 mod prune;
 mod races;

@@ -77,7 +77,7 @@ fn record_other_host() {
     machine.run(["status"]).prints(&format!(
         "platform=Linux nvidia_smi_available=True
 gpu index=0 uuid=GPU-U0
-daemon name=gpu-u0 state=other-host pid={} mode=single_gpu gpus=GPU-U0
+daemon name=gpu-u0 state=other-host pid={} mode=single_gpu gpus=GPU-U0 servers=unknown clients=unknown age_s=…
 compatible_topology_modes=single_gpu,single_task_multi_gpu,task_per_gpu
 ",
         other.pid()
@@ -228,7 +228,7 @@ fn record_not_a_daemon() {
     machine.run(["status"]).prints(&format!(
         "platform=Linux nvidia_smi_available=True
 gpu index=0 uuid=GPU-U0
-daemon name=a state=unreachable pid={} mode=single_gpu gpus=GPU-U0
+daemon name=a state=unreachable pid={} mode=single_gpu gpus=GPU-U0 servers=unknown clients=unknown age_s=…
 compatible_topology_modes=single_gpu,single_task_multi_gpu,task_per_gpu
 ",
         other.pid()
@@ -253,7 +253,7 @@ fn record_pid_reused() {
     machine.run(["status"]).prints(&format!(
         "platform=Linux nvidia_smi_available=True
 gpu index=0 uuid=GPU-U0
-daemon name=a state=stale pid={} mode=single_gpu gpus=GPU-U0
+daemon name=a state=stale pid={} mode=single_gpu gpus=GPU-U0 servers=unknown clients=unknown age_s=…
 compatible_topology_modes=single_gpu,single_task_multi_gpu,task_per_gpu
 ",
         other.pid()
@@ -279,7 +279,7 @@ fn record_extra_and_name() {
     machine.run(["status"]).prints(&format!(
         "platform=Linux nvidia_smi_available=True
 gpu index=0 uuid=GPU-U0
-daemon name=a state=live pid={started} mode=single_gpu gpus=GPU-U0
+daemon name=a state=live pid={started} mode=single_gpu gpus=GPU-U0 servers=0 clients=0 age_s=…
 compatible_topology_modes=single_gpu,single_task_multi_gpu,task_per_gpu
 "
     ));
@@ -308,7 +308,7 @@ fn record_odd_entries() {
         .collect();
     let live = |name: &str| {
         format!(
-            "daemon name={name} state=live pid={} mode=single_gpu gpus=GPU-U0",
+            "daemon name={name} state=live pid={} mode=single_gpu gpus=GPU-U0 servers=0 clients=0 age_s=…",
             pid(&a)
         )
     };

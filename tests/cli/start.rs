@@ -147,7 +147,7 @@ nvidia-cuda-mps-control
     machine.run(["status"]).prints(&format!(
         "platform=Linux nvidia_smi_available=True
 gpu index=0 uuid=GPU-U0
-daemon name=gpu-u0 state=live pid={pid} mode=single_gpu gpus=GPU-U0
+daemon name=gpu-u0 state=live pid={pid} mode=single_gpu gpus=GPU-U0 servers=0 clients=0 age_s=…
 compatible_topology_modes=single_gpu,single_task_multi_gpu,task_per_gpu
 "
     ));

@@ -379,9 +379,13 @@ managed_daemons=none
 
 /// The plain report of a machine with one GPU and its daemon in this state.
 fn with_daemon(state: &str, pid: i32) -> String {
+    let told = match state {
+        "live" => "0",
+        _ => "unknown",
+    };
     with_smi(&format!(
         "gpu index=0 uuid=GPU-U0
-daemon name=gpu-u0 state={state} pid={pid} mode=single_gpu gpus=GPU-U0
+daemon name=gpu-u0 state={state} pid={pid} mode=single_gpu gpus=GPU-U0 servers={told} clients={told} age_s=…
 "
     ))
 }
@@ -567,8 +571,8 @@ fn status_two_daemons() {
     machine.run(["status"]).prints(&with_smi(&format!(
         "gpu index=0 uuid=GPU-U0
 gpu index=1 uuid=GPU-U1
-daemon name=a state=live pid={} mode=single_gpu gpus=GPU-U0
-daemon name=b state=live pid={} mode=single_gpu gpus=GPU-U1
+daemon name=a state=live pid={} mode=single_gpu gpus=GPU-U0 servers=0 clients=0 age_s=…
+daemon name=b state=live pid={} mode=single_gpu gpus=GPU-U1 servers=0 clients=0 age_s=…
 ",
         pid(&a),
         pid(&b)

@@ -128,7 +128,7 @@ fn stop_535_handwritten() {
     machine.run(["status"]).prints(&format!(
         "platform=Linux nvidia_smi_available=True
 gpu index=0 uuid=GPU-U0
-daemon name=a state=live pid={daemon} mode=single_gpu gpus=GPU-U0
+daemon name=a state=live pid={daemon} mode=single_gpu gpus=GPU-U0 servers=0 clients=0 age_s=…
 compatible_topology_modes=single_gpu,single_task_multi_gpu,task_per_gpu
 "
     ));
@@ -368,7 +368,7 @@ fn stop_wrong_target() {
     machine.run(["status"]).prints(&format!(
         "platform=Linux nvidia_smi_available=True
 gpu index=0 uuid=GPU-U0
-daemon name=a state=unreachable pid={} mode=single_gpu gpus=GPU-U0
+daemon name=a state=unreachable pid={} mode=single_gpu gpus=GPU-U0 servers=unknown clients=unknown age_s=…
 compatible_topology_modes=single_gpu,single_task_multi_gpu,task_per_gpu
 ",
         other.pid()

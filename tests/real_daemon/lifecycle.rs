@@ -49,7 +49,7 @@ fn start_status_env_stop(driver: &Driver) {
     machine.run(["status"]).prints(&format!(
         "platform=Linux nvidia_smi_available=True\n\
          gpu index=0 uuid=GPU-U0\n\
-         daemon name=gpu-u0 state=live pid={daemon} mode=single_gpu gpus=GPU-U0\n\
+         daemon name=gpu-u0 state=live pid={daemon} mode=single_gpu gpus=GPU-U0 servers=0 clients=0 age_s=…\n\
          compatible_topology_modes=single_gpu,single_task_multi_gpu,task_per_gpu\n"
     ));
     machine.run(["env"]).prints(

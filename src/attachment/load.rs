@@ -1,0 +1,83 @@
+//! How much daemons have to do: how many servers and clients each one tells of.
+
+use std::thread;
+use std::time::Duration;
+
+use super::{AskError, Control};
+use crate::daemon::{Observed, State};
+use crate::error::Error;
+use crate::host::Host;
+use crate::runner::{RunError, hold_signals};
+
+/// What a daemon tells of its servers and clients.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// How many servers it has; `None` where it did not tell.
+    pub servers: Option<usize>,
+    /// How many clients its servers have in all; `None` where it did not tell.
+    pub clients: Option<usize>,
+}
+
+/// Asks a daemon for its servers and their clients, within `limit` in all. What it told before it fell silent stands beside
+/// the failure.
+pub fn load_of(
+    host: &Host,
+    control: &Control<'_>,
+    limit: Duration,
+) -> (Load, Result<(), AskError>) {
+    let deadline = host.clock.monotonic() + limit;
+    let left = || deadline.saturating_sub(host.clock.monotonic());
+    let mut load = Load::default();
+    let servers = match control.servers(limit) {
+        Ok(servers) => servers,
+        Err(error) => return (load, Err(error)),
+    };
+    load.servers = Some(servers.len());
+    let mut clients = 0;
+    for server in servers {
+        match control.clients(server, left()) {
+            Ok(pids) => clients += pids.len(),
+            Err(error) => return (load, Err(error)),
+        }
+    }
+    load.clients = Some(clients);
+    (load, Ok(()))
+}
+
+/// What each of these daemons tells within `limit`, in their order. All are asked at once, so that silent ones cost the limit
+/// once; one that cannot answer is not asked.
+pub fn loads_of(host: &Host, daemons: &[Observed], limit: Duration) -> Result<Vec<Load>, Error> {
+    let ask = |daemon: &Observed| {
+        let (pipe, log) = (&daemon.record.pipe_directory, &daemon.record.log_directory);
+        match Control::find(host, pipe, log) {
+            Some(control) => load_of(host, &control, limit),
+            None => (Load::default(), Ok(())),
+        }
+    };
+    let answers = |daemon: &Observed| matches!(daemon.state, State::Live(_));
+    // A signal has its effect when every call has ended: it would end us and leave the calls behind.
+    let _held = hold_signals();
+    let asked: Vec<(Load, Result<(), AskError>)> = thread::scope(|scope| {
+        let asking: Vec<_> = daemons
+            .iter()
+            .map(|daemon| answers(daemon).then(|| scope.spawn(move || ask(daemon))))
+            .collect();
+        let answer = |thread: Option<thread::ScopedJoinHandle<'_, _>>| {
+            // A thread that panicked has told nothing.
+            thread.and_then(|thread| thread.join().ok())
+        };
+        let silent = || (Load::default(), Ok(()));
+        asking
+            .into_iter()
+            .map(|thread| answer(thread).unwrap_or_else(silent))
+            .collect()
+    });
+    let mut loads = Vec::new();
+    for (load, outcome) in asked {
+        if let Err(AskError::Call(RunError::Interrupted(signal))) = outcome {
+            return Err(Error::Interrupted(signal));
+        }
+        loads.push(load);
+    }
+    Ok(loads)
+}

@@ -7,6 +7,7 @@ mod logs;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
@@ -152,6 +153,16 @@ pub enum Command {
 /// `status`
 #[derive(Debug, Args)]
 pub struct StatusArgs {
+    /// Look again and again, every 2 s if it is left out, until q or Ctrl-C; with --json one line for each look
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "2",
+        value_parser = pause
+    )]
+    pub watch: Option<Duration>,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -467,6 +478,17 @@ fn mask(text: &str) -> Result<CpuSet, String> {
         Ok(cpus) => Ok(cpus),
         Err(error) => Err(error.to_string()),
     }
+}
+
+/// The time between two looks.
+fn pause(text: &str) -> Result<Duration, String> {
+    let seconds = text
+        .parse()
+        .ok()
+        .filter(|seconds| (0.5..=3600.0).contains(seconds));
+    let seconds =
+        seconds.ok_or_else(|| "it must be a number of seconds from 0.5 to 3600".to_owned());
+    Ok(Duration::from_secs_f64(seconds?))
 }
 
 /// A quota in CPUs.

@@ -1,5 +1,7 @@
 //! `status`: the machine's GPUs, the caller's mask and the recorded daemons, without changing anything.
 
+mod watch;
+
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -52,6 +54,9 @@ struct Unmanaged {
 }
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StatusArgs) -> Result<u8, Error> {
+    if let Some(pause) = args.watch {
+        return watch::run(host, ui, args.json, pause);
+    }
     let report = gather(host)?;
     ui.answer(&report, args.json);
     Ok(0)

@@ -10,7 +10,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use signals::{Held, hold_every_signal, hold_signals, hold_signals_to_pass_on};
+pub use signals::{
+    Arrived, Held, Watched, hold_every_signal, hold_signals, hold_signals_to_pass_on, watch_signals,
+};
 pub use system::SystemRunner;
 
 /// One call of another program.

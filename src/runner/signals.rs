@@ -3,7 +3,9 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::OnceLock;
+use std::time::Duration;
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
@@ -36,6 +38,71 @@ impl Held {
             Signal::SIGQUIT,
         ];
         Some(Arrivals::of(&not_ignored(&signals)).ok()?.next()?.number)
+    }
+}
+
+/// Signals that wait while this exists and are seen as they arrive, for a program that lives until somebody ends it. Where
+/// the kernel does not show them they keep their usual effect.
+pub struct Watched {
+    shown: Option<(Arrivals, Held)>,
+}
+
+/// Watches for the signals that ask a program to end and, where it has a `screen`, for those of a terminal that stops it or
+/// changes its size.
+pub fn watch_signals(screen: bool) -> Watched {
+    let mut signals = vec![
+        Signal::SIGINT,
+        Signal::SIGTERM,
+        Signal::SIGHUP,
+        Signal::SIGQUIT,
+    ];
+    if screen {
+        signals.extend([Signal::SIGTSTP, Signal::SIGWINCH]);
+    }
+    let signals = not_ignored(&signals);
+    let arrivals = Arrivals::of(&signals).ok();
+    Watched {
+        shown: arrivals.map(|arrivals| (arrivals, hold(&signals))),
+    }
+}
+
+/// What ends a wait for signals.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrived {
+    /// The signal of this number.
+    Signal(i32),
+    /// The other file can be read, or is at its end.
+    Input,
+    /// Nothing, within the time or up to an interruption.
+    Nothing,
+}
+
+impl Watched {
+    /// Waits until a signal arrives, `other` can be read, or `limit` has passed.
+    pub fn wait(&self, other: Option<BorrowedFd<'_>>, limit: Duration) -> Arrived {
+        let next = || Some(self.shown.as_ref()?.0.next()?.number);
+        if let Some(number) = next() {
+            return Arrived::Signal(number);
+        }
+        let arrivals = self.shown.as_ref().map(|(arrivals, _)| arrivals.as_fd());
+        let mut fds: Vec<PollFd<'_>> = other
+            .into_iter()
+            .chain(arrivals)
+            .map(|fd| PollFd::new(fd, PollFlags::POLLIN))
+            .collect();
+        // Rounded up, so that nobody looks again and again in the last millisecond.
+        let limit = limit + Duration::from_millis(1);
+        let ready = poll(
+            &mut fds,
+            PollTimeout::try_from(limit).unwrap_or(PollTimeout::MAX),
+        );
+        match next() {
+            Some(number) => Arrived::Signal(number),
+            None if ready.is_ok() && other.is_some() && fds[0].any() == Some(true) => {
+                Arrived::Input
+            }
+            None => Arrived::Nothing,
+        }
     }
 }
 

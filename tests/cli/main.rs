@@ -38,3 +38,4 @@ mod stop;
 mod terminal;
 mod users;
 mod validate;
+mod watch;

@@ -174,8 +174,8 @@ pub struct Unrecorded {
     pub intent: Option<(DaemonRecord, Option<i32>)>,
 }
 
-/// What became of a start that left no record, or what is wrong with a damaged record.
-fn unrecorded(host: &Host, here: &Place, entry: Entry) -> Option<Unrecorded> {
+/// What became of a start that left no record, or what is wrong with a damaged record; `None` for a record.
+pub fn unrecorded(host: &Host, here: &Place, entry: Entry) -> Option<Unrecorded> {
     let intent = match entry {
         Entry::Record(_) => return None,
         Entry::Intent(intent) => intent,
@@ -428,6 +428,21 @@ pub fn of_gpu(host: &Host, store: &Store<'_>, selector: &str) -> Result<Observed
         Error::NoLiveDaemon => Error::NoDaemonForGpu(selector.trim().to_owned()),
         error => error,
     })
+}
+
+/// A selector with indices replaced by UUIDs, for looking again and again without asking nvidia-smi each time.
+pub fn lasting(host: &Host, selector: &str) -> Result<String, Error> {
+    let Selector::List(items) = topology::parse(selector)? else {
+        return Ok(selector.to_owned());
+    };
+    let name = |item: &SelectorItem| {
+        Ok(match Named::of(host, item)? {
+            Named::Gpu(uuid) => uuid.to_string(),
+            Named::Mig(uuid) => uuid.to_string(),
+        })
+    };
+    let names: Result<Vec<String>, Error> = items.iter().map(name).collect();
+    Ok(names?.join(","))
 }
 
 /// What an entry of a selector names, with indices replaced.

@@ -86,6 +86,7 @@ fn every_command_and_flag_of_the_help_is_in_the_table_of_commands() {
         "env",
         "run",
         "clients",
+        "wait",
         "cpus",
         "checkpoint suspend",
         "checkpoint resume",

@@ -3,6 +3,7 @@
 mod checkpoint;
 mod clients;
 mod logs;
+mod wait;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ use crate::shell::Shell;
 pub use checkpoint::{CallArgs, CheckpointArgs, CheckpointVerb, Target};
 pub use clients::ClientsArgs;
 pub use logs::{Lines, LogsArgs};
+pub use wait::{Condition, WaitArgs};
 
 /// The name of the program, by which shells find what completes its command line.
 pub const PROGRAM: &str = "uni-cumps";
@@ -126,6 +128,9 @@ pub enum Command {
     /// Show who is on the GPUs through your daemons, and end a client safely
     #[command(visible_alias = "ps")]
     Clients(ClientsArgs),
+
+    /// Wait until a daemon is ready, has clients, has none, or is gone; changes nothing
+    Wait(WaitArgs),
     /// Show which CPUs the processes of each GPU should use; changes nothing
     Cpus(CpusArgs),
     /// Suspend CUDA processes into host memory, and bring them back on the same or another GPU

@@ -101,6 +101,9 @@ fn completed(arg: clap::Arg, names: &[String], pids: &[String]) -> clap::Arg {
     let arg = arg.allow_hyphen_values(false);
     let candidates = match arg.get_id().as_str() {
         "name" => names.to_vec(),
+        "condition" => ["ready", "attached=1", "idle", "gone"]
+            .map(str::to_owned)
+            .to_vec(),
         "pid" | "pids" if !pids.is_empty() => pids.to_vec(),
         _ => return arg,
     };

@@ -17,6 +17,7 @@ mod status;
 mod stop;
 mod validate;
 mod visibility;
+mod wait;
 
 pub use completions::{answer, question};
 
@@ -45,6 +46,7 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
         Command::Stop(args) => (stop::run(host, ui, args), false),
         Command::Env(args) => (env::run(host, ui, args), args.form() == Format::Json),
         Command::Clients(args) => (clients::run(host, ui, args), args.json),
+        Command::Wait(args) => (wait::run(host, ui, args), args.json),
         Command::Checkpoint(args) => (checkpoint::run(host, ui, args), args.json),
         Command::Logs(args) => (logs::run(host, ui, args), args.json),
         Command::Prune(args) => (prune::run(host, ui, args), args.json),

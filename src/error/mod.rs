@@ -7,6 +7,7 @@ mod logs;
 mod selection;
 mod smi;
 mod unmet;
+mod wait;
 
 pub use checkpoint::CheckpointFailure;
 pub use clients::ClientFailure;
@@ -14,6 +15,7 @@ pub use logs::LogFailure;
 pub use selection::Selection;
 pub use smi::SmiFailure;
 pub use unmet::Unmet;
+pub use wait::InVain;
 
 use std::io;
 use std::path::PathBuf;
@@ -356,6 +358,9 @@ pub enum Error {
         /// As a shell reports it.
         status: u8,
     },
+    /// A daemon did not become what was waited for.
+    #[error("{0}")]
+    InVain(InVain),
     /// A signal asked us to end.
     #[error("interrupted by signal {0}")]
     Interrupted(i32),
@@ -480,6 +485,7 @@ impl Error {
             Self::NotReady { .. } => "not-ready",
             Self::LeftRunning { .. } => "left-running",
             Self::EndedEarly { .. } => "ended-early",
+            Self::InVain(_) => "timed-out",
             Self::Interrupted(_) => "interrupted",
             Self::NotAnswering { .. } => "not-answering",
             Self::QuitRefused { .. } => "quit-refused",
@@ -495,6 +501,7 @@ impl Error {
             Self::Selection(failure) => failure.cause(),
             Self::NvidiaSmi(failure) => Some(failure.to_string()),
             Self::Unmet(_) => None,
+            Self::InVain(wait) => Some(wait.seen.clone()),
             Self::Checkpoint(failure) => failure.cause(),
             Self::Client(failure) => failure.cause(),
             Self::Logs(failure) => failure.cause(),
@@ -578,6 +585,7 @@ impl Error {
             Self::Selection(failure) => failure.hint(),
             Self::NvidiaSmi(failure) => failure.hint(),
             Self::Unmet(unmet) => unmet.hint(),
+            Self::InVain(wait) => wait.remedy.clone(),
             Self::Checkpoint(failure) => failure.hint(),
             Self::Client(failure) => failure.hint(),
             Self::Logs(failure) => failure.hint(),

@@ -128,6 +128,7 @@ fn commands_flags_values_and_paths_complete() {
             &["validate", "--manifest", "runs/"],
             &["runs/a.json", "runs/old/"],
         ),
+        (&["wait", "--for", "i"], &["idle"]),
         (&["start", "--gpus", ""], &[]),
         (&["stop", "--name", "nobody"], &[]),
     ] {

@@ -38,4 +38,5 @@ mod stop;
 mod terminal;
 mod users;
 mod validate;
+mod wait;
 mod watch;

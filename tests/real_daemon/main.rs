@@ -17,6 +17,7 @@ mod several_gpus;
 mod surroundings;
 mod trouble;
 mod two_users;
+mod wait;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -74,6 +75,7 @@ fn main() -> ExitCode {
         surroundings::TESTS,
         trouble::TESTS,
         two_users::TESTS,
+        wait::TESTS,
     ]
     .concat();
     let mut trials = Vec::new();

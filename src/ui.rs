@@ -220,9 +220,6 @@ impl<'w> Ui<'w> {
     /// A JSON document on one line, one of many.
     pub fn json_line(&mut self, value: &Value) {
         self.write_out(&written(value, CompactFormatter));
-    /// A JSON document on one line.
-    pub fn json_line(&mut self, value: &Value) {
-        self.write_out(&compact_json_text(value));
     }
 
     /// A table with a heading, its columns aligned.
@@ -529,44 +526,6 @@ fn written(value: &Value, formatter: impl Formatter) -> String {
 
 /// A form of serde_json's with everything outside of printable ASCII escaped.
 struct AsciiFormatter<F>(F);
-/// Likewise on one line.
-fn compact_json_text(value: &Value) -> String {
-    let mut bytes = Vec::new();
-    let mut serializer = Serializer::with_formatter(&mut bytes, CompactFormatter);
-    let _ = value.serialize(&mut serializer);
-    bytes.push(b'\n');
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
-/// serde_json's compact form with everything outside of printable ASCII escaped.
-struct CompactFormatter;
-
-impl Formatter for CompactFormatter {
-    fn write_string_fragment<W: ?Sized + Write>(
-        &mut self,
-        writer: &mut W,
-        text: &str,
-    ) -> io::Result<()> {
-        write_ascii(writer, text)
-    }
-}
-
-fn write_ascii<W: ?Sized + Write>(writer: &mut W, text: &str) -> io::Result<()> {
-    for letter in text.chars() {
-        if letter.is_ascii() && !letter.is_ascii_control() {
-            writer.write_all(&[letter as u8])?;
-        } else {
-            for unit in letter.encode_utf16(&mut [0; 2]) {
-                write!(writer, "\\u{unit:04x}")?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// serde_json's pretty form with everything outside of printable ASCII escaped.
-#[derive(Default)]
-struct AsciiFormatter(PrettyFormatter<'static>);
 
 impl<F: Formatter> Formatter for AsciiFormatter<F> {
     fn write_string_fragment<W: ?Sized + Write>(
@@ -574,7 +533,16 @@ impl<F: Formatter> Formatter for AsciiFormatter<F> {
         writer: &mut W,
         text: &str,
     ) -> io::Result<()> {
-        write_ascii(writer, text)
+        for letter in text.chars() {
+            if letter.is_ascii() && !letter.is_ascii_control() {
+                writer.write_all(&[letter as u8])?;
+            } else {
+                for unit in letter.encode_utf16(&mut [0; 2]) {
+                    write!(writer, "\\u{unit:04x}")?;
+                }
+            }
+        }
+        Ok(())
     }
 
     fn begin_array<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {

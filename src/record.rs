@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::gpu::{self, Device, GpuUuid, MigUuid};
+use crate::limits::{DaemonLimits, Served};
 
 /// A daemon's label: `[a-z0-9][a-z0-9-]{0,63}`, so that it is safe as a directory name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -155,6 +156,8 @@ pub struct DaemonRecord {
     pub process: ProcessId,
     /// Seconds since 1970 at which the record was written.
     pub created_at: f64,
+    /// The limits that were set for it.
+    pub limits: DaemonLimits,
     /// Fields that we do not know, kept as they were.
     pub unknown: Map<String, Value>,
 }
@@ -183,6 +186,25 @@ struct Fields {
     pid_namespace: Option<u64>,
     #[serde(flatten)]
     unknown: Map<String, Value>,
+}
+
+/// The field of the limits. Earlier records have none.
+const LIMITS: &str = "limits";
+
+/// Takes the limits out of the fields. What is not ours to read stays where it is: no daemon is lost for its limits.
+fn limits_of(fields: &mut Map<String, Value>) -> DaemonLimits {
+    let read = |value: &Value| {
+        let limits: DaemonLimits = serde_json::from_value(value.clone()).ok()?;
+        let is_ours = serde_json::to_value(&limits).is_ok_and(|written| written == *value);
+        (is_ours && !limits.is_empty()).then_some(limits)
+    };
+    match fields.get(LIMITS).and_then(read) {
+        Some(limits) => {
+            fields.remove(LIMITS);
+            limits
+        }
+        None => DaemonLimits::default(),
+    }
 }
 
 impl DaemonRecord {
@@ -226,6 +248,7 @@ impl DaemonRecord {
                 start_ticks: fields.process_start_ticks,
             },
             created_at: fields.created_at,
+            limits: limits_of(&mut fields.unknown),
             unknown: fields.unknown,
         })
     }
@@ -252,7 +275,18 @@ impl DaemonRecord {
         // Only a path that is not Unicode cannot be written, and such paths are refused before a record exists.
         let mut value = serde_json::to_value(fields).unwrap_or_default();
         value["name"] = self.name.as_str().into();
+        if !self.limits.is_empty() {
+            value[LIMITS] = serde_json::to_value(&self.limits).unwrap_or_default();
+        }
         value
+    }
+
+    /// What it serves.
+    pub fn served(&self) -> Served {
+        Served {
+            gpus: self.gpu_uuids.clone(),
+            mig: self.mig_uuid.clone(),
+        }
     }
 
     /// `GPU-…,GPU-…` or `MIG-…`, as `CUDA_VISIBLE_DEVICES` and the plain lines spell what the daemon serves.
@@ -408,6 +442,30 @@ mod tests {
         assert_eq!(record.name, name());
         assert_eq!(record.to_json()["added_later"], value["added_later"]);
         assert_eq!(record.to_json()["name"], "a");
+    }
+
+    #[test]
+    fn limits_are_read_and_those_of_others_are_kept_as_they_were() {
+        let with = |limits: &Value| {
+            let mut value: Value = serde_json::from_str(WRITTEN_BY_THE_REFERENCE).unwrap();
+            value["limits"] = limits.clone();
+            DaemonRecord::from_json(name(), value.to_string().as_bytes()).unwrap()
+        };
+        let ours = serde_json::json!({"threads": 30.0, "memory": {"GPU-0": "512M"}});
+        let record = with(&ours);
+        assert_eq!(record.limits.threads, "30".parse().ok());
+        assert_eq!(record.to_json()["limits"], ours);
+        for foreign in [
+            serde_json::json!({"threads": "30"}),
+            serde_json::json!({"threads": 30}),
+            serde_json::json!({"cores": 2}),
+            serde_json::json!({}),
+            serde_json::json!(null),
+        ] {
+            let record = with(&foreign);
+            assert!(record.limits.is_empty());
+            assert_eq!(record.to_json()["limits"], foreign);
+        }
     }
 
     #[test]

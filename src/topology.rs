@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::error::Selection;
 use crate::gpu::{Device, Gpu, GpuIdentity, Selector, SelectorItem, entries, parse_index};
+use crate::limits::Served;
 use crate::record::TopologyMode;
 
 /// What the caller's `CUDA_VISIBLE_DEVICES` leaves to see.
@@ -131,6 +132,19 @@ impl Plan {
             plan["mig"] = json!(instance);
         }
         plan
+    }
+
+    /// What the daemon serves, in its order.
+    pub fn served(&self) -> Served {
+        let instance = self.devices.iter().find_map(Device::mig);
+        Served {
+            gpus: self
+                .devices
+                .iter()
+                .map(|it| it.gpu().uuid.clone())
+                .collect(),
+            mig: instance.map(|instance| instance.uuid.clone()),
+        }
     }
 
     /// The devices in words.

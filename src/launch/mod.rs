@@ -13,6 +13,7 @@ use crate::daemon;
 use crate::error::Error;
 use crate::gpu::{ComputeMode, Device, GpuIdentity, GpuUuid};
 use crate::host::Host;
+use crate::limits::DaemonLimits;
 use crate::mps::{self, CONTROL, Control};
 use crate::nvidia_smi::{self, Discovery};
 use crate::process::{self, Running};
@@ -381,6 +382,7 @@ impl<'h> Wanted<'h> {
             log_directory: self.directories.log.clone(),
             process,
             created_at: now.unwrap_or_default().as_secs_f64(),
+            limits: DaemonLimits::default(),
             unknown: serde_json::Map::new(),
         }
     }

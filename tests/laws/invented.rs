@@ -1,6 +1,7 @@
 //! Made-up inputs. Noise alone is refused at the first letter, so most of them are words that the parsers know, in an
 //! order that they do not expect.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use proptest::collection::{btree_map, vec};
@@ -11,6 +12,7 @@ use proptest::sample::select;
 use proptest::strategy::Strategy;
 use serde_json::{Map, Number, Value};
 use uni_cumps::gpu::{ComputeMode, Gpu, GpuIdentity, GpuUuid, MigUuid};
+use uni_cumps::limits::{DaemonLimits, Priority};
 use uni_cumps::record::{DaemonName, DaemonRecord, Place, ProcessId, TopologyMode};
 
 /// Letters that a parser, a shell or a terminal takes notice of.
@@ -288,8 +290,16 @@ pub(crate) fn record() -> impl Strategy<Value = DaemonRecord> {
         unknown_fields(),
     )
         .prop_map(
-            |(daemon, place, process, gpu_uuids, pipe_directory, log_directory, unknown)| {
+            |(daemon, place, process, gpu_uuids, pipe_directory, log_directory, mut unknown)| {
                 let (name, uid, topology_mode, created_at) = daemon;
+                let limits = DaemonLimits {
+                    threads: uid.is_multiple_of(5).then(|| "12.5".parse().unwrap()),
+                    priority: uid.is_multiple_of(3).then_some(Priority::Low),
+                    memory: BTreeMap::new(),
+                };
+                if !limits.is_empty() {
+                    unknown.remove("limits");
+                }
                 DaemonRecord {
                     name,
                     uid,
@@ -308,6 +318,7 @@ pub(crate) fn record() -> impl Strategy<Value = DaemonRecord> {
                     log_directory,
                     process,
                     created_at,
+                    limits,
                     unknown,
                 }
             },

@@ -1,22 +1,31 @@
 //! What a client of a daemon may use, as values: parsed strictly, since NVIDIA's programs take a wrong limit without a
 //! word, and written as the one spelling that all their versions read the same.
 
+mod daemon;
+
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
+pub use daemon::{Change, DaemonLimits, MemorySetting, Misplaced, Served, Setting, Which, changes};
+
 /// The share of a GPU's threads that a client may occupy, in percent: 1 to 100, at most three decimals. A cap and no
-/// reservation.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// reservation. JSON holds it as a number.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "f64", into = "f64")]
 pub struct ThreadPercentage(String);
 
-/// An upper bound for a client's memory on each of its GPUs, in whole MiB.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An upper bound for a client's memory on each of its GPUs, in whole MiB. JSON holds it as `8192M`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct MemoryLimit {
     mebibytes: u64,
 }
 
 /// Whose work goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub enum Priority {
     /// Like any other program
     Normal,
@@ -38,6 +47,17 @@ pub enum LimitError {
     /// More than any GPU has; NVIDIA's number would wrap around.
     #[error("it is more than 1048576 GiB")]
     TooMuch,
+    /// Neither of the two priorities.
+    #[error("it must be normal or low")]
+    Priority,
+    /// What stands before a size is not one GPU.
+    #[error("a GPU is named by nvidia-smi's index or by its UUID, as in 1=8G")]
+    Gpu,
+    /// Not a setting.
+    #[error(
+        "it must be threads=PCT, memory=SIZE, memory=GPU=SIZE or priority=normal|low; nothing behind the last = clears the limit"
+    )]
+    Setting,
 }
 
 /// What NVIDIA's parser holds without wrapping around, and more than any GPU has.
@@ -58,6 +78,31 @@ impl FromStr for ThreadPercentage {
         value
             .map(|value| Self(value.to_string()))
             .ok_or(LimitError::Percentage)
+    }
+}
+
+impl ThreadPercentage {
+    /// No limit.
+    const ALL: f64 = 100.0;
+
+    /// The percentage as a number.
+    pub fn value(&self) -> f64 {
+        // It was a number when it was read.
+        self.0.parse().unwrap_or(Self::ALL)
+    }
+}
+
+impl TryFrom<f64> for ThreadPercentage {
+    type Error = LimitError;
+
+    fn try_from(value: f64) -> Result<Self, LimitError> {
+        value.to_string().parse()
+    }
+}
+
+impl From<ThreadPercentage> for f64 {
+    fn from(percentage: ThreadPercentage) -> Self {
+        percentage.value()
     }
 }
 
@@ -90,6 +135,56 @@ impl FromStr for MemoryLimit {
     }
 }
 
+impl MemoryLimit {
+    /// The limit in MiB.
+    pub fn mebibytes(self) -> u64 {
+        self.mebibytes
+    }
+}
+
+impl TryFrom<String> for MemoryLimit {
+    type Error = LimitError;
+
+    fn try_from(text: String) -> Result<Self, LimitError> {
+        text.parse()
+    }
+}
+
+impl From<MemoryLimit> for String {
+    fn from(limit: MemoryLimit) -> Self {
+        limit.to_string()
+    }
+}
+
+impl Priority {
+    /// The priority as options and reports spell it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Normal => "normal",
+            Self::Low => "low",
+        }
+    }
+
+    /// The number that NVIDIA has for it.
+    pub fn number(self) -> &'static str {
+        match self {
+            Self::Normal => "0",
+            Self::Low => "1",
+        }
+    }
+}
+
+impl FromStr for Priority {
+    type Err = LimitError;
+
+    fn from_str(text: &str) -> Result<Self, LimitError> {
+        [Self::Normal, Self::Low]
+            .into_iter()
+            .find(|priority| priority.as_str() == text)
+            .ok_or(LimitError::Priority)
+    }
+}
+
 impl fmt::Display for MemoryLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}M", self.mebibytes)
@@ -116,10 +211,7 @@ impl Limits {
             let each: Vec<String> = (0..gpus).map(|gpu| format!("{gpu}={limit}")).collect();
             each.join(",")
         });
-        let priority = self.priority.map(|priority| match priority {
-            Priority::Normal => "0".to_owned(),
-            Priority::Low => "1".to_owned(),
-        });
+        let priority = self.priority.map(|priority| priority.number().to_owned());
         [
             ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", threads),
             ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", memory),

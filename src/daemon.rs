@@ -12,11 +12,12 @@ use crate::compute_mode;
 use crate::error::Error;
 use crate::gpu::{Gpu, GpuUuid, MigUuid, Selector, SelectorItem};
 use crate::host::Host;
-use crate::mps::{self, Keeper, Socket};
+use crate::mps::{self, AskError, Keeper, Socket};
 use crate::nvidia_smi;
 use crate::process::{self, Handle, Running};
 use crate::rank;
 use crate::record::{Belongs, DaemonName, DaemonRecord, Place};
+use crate::runner::RunError;
 use crate::runtime_dir;
 use crate::store::{Entry, Locked, Store};
 use crate::topology;
@@ -512,6 +513,19 @@ pub fn other_host(host: &Host, store: &Store<'_>, record: &DaemonRecord) -> Erro
         host: record.place.host.clone(),
         here: process::place(host).host,
         directory: store.directory(&record.name),
+    }
+}
+
+/// The complaint about a daemon that was asked and gave no answer.
+pub fn no_answer(record: &DaemonRecord, error: AskError) -> Error {
+    match error {
+        AskError::Call(RunError::Interrupted(signal)) => Error::Interrupted(signal),
+        error => Error::NotAnswering {
+            name: record.name.clone(),
+            pid: record.process.pid,
+            cause: error.to_string(),
+            stopped: false,
+        },
     }
 }
 

@@ -4,6 +4,7 @@
 //! as a user would. Nothing outside of the temporary directory is touched. Called by the name of one of NVIDIA's
 //! programs, it is the stand-in; the tests use it as well.
 
+mod limits;
 mod stand_in;
 mod stub;
 

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
+use crate::limits;
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use nix::sys::socket::{
@@ -141,7 +142,7 @@ pub(crate) fn nvidia_smi() -> ExitCode {
 }
 
 /// How the control program behaves. Without an entry it behaves well.
-struct Conduct(HashMap<String, String>);
+pub(crate) struct Conduct(HashMap<String, String>);
 
 impl Conduct {
     fn read() -> Self {
@@ -154,11 +155,11 @@ impl Conduct {
         )
     }
 
-    fn is(&self, key: &str, value: &str) -> bool {
+    pub(crate) fn is(&self, key: &str, value: &str) -> bool {
         self.0.get(key).is_some_and(|found| found == value)
     }
 
-    fn text(&self, key: &str) -> Option<&str> {
+    pub(crate) fn text(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str)
     }
 }
@@ -178,6 +179,11 @@ impl Conduct {
 /// `terminate refused`: `terminate_client` does not find the server, in three lines. Otherwise it takes the client out of
 /// the file of `clients-in` and answers 0; clients of `clients` stay listed. `terminate stuck`: it never answers.
 /// `dies-at COMMAND`: the daemon ends without a word when it is told this.
+///
+/// Limits are kept as NVIDIA's daemon keeps them, for it and for each of its `servers` (several pids may stand there), with
+/// the same refusals and the same silence. `limits refused`: each `set_…` is refused as another user's is, with status 0.
+/// `limits ignored`: nothing is taken, without a word. `limits wrong`: another value is taken. `limits die`: the daemon ends
+/// at the first `set_…`. `busy PID…`: these servers are not ready and say nothing about themselves.
 pub(crate) fn control() -> ExitCode {
     let conduct = Conduct::read();
     match std::env::args().nth(1).as_deref() {
@@ -248,7 +254,7 @@ fn launch(conduct: &Conduct) -> ExitCode {
     }
 }
 
-fn directory(variable: &str, default: &str) -> PathBuf {
+pub(crate) fn directory(variable: &str, default: &str) -> PathBuf {
     std::env::var_os(variable).map_or_else(|| PathBuf::from(default), PathBuf::from)
 }
 
@@ -416,7 +422,7 @@ fn reply(command: &str, asker: &str, privileged: bool, conduct: &Conduct) -> (St
         },
         "get_server_list" => match conduct.text("servers") {
             None => (String::new(), false),
-            Some(servers) => (format!("{servers}\n"), false),
+            Some(servers) => (format!("{}\n", servers.replace(' ', "\n")), false),
         },
         "get_client_list" => {
             let lines = clients(asker, conduct);
@@ -434,10 +440,18 @@ fn reply(command: &str, asker: &str, privileged: bool, conduct: &Conduct) -> (St
                 None => (format!("Server {server} not found\n"), false),
             }
         }
-        "get_active_thread_percentage" => match conduct.text("threads") {
-            Some("none") => (String::new(), false),
-            threads => (format!("{}\n", threads.unwrap_or("100.0")), false),
-        },
+        "get_active_thread_percentage" if conduct.text("threads").is_some() => {
+            match conduct.text("threads") {
+                Some("none") | None => (String::new(), false),
+                Some(threads) => (
+                    format!(
+                        "{threads}
+"
+                    ),
+                    false,
+                ),
+            }
+        }
         "terminate_client" if conduct.is("terminate", "stuck") => loop {
             std::thread::sleep(Duration::from_secs(3600));
         },
@@ -450,7 +464,7 @@ fn reply(command: &str, asker: &str, privileged: bool, conduct: &Conduct) -> (St
             ),
             false,
         ),
-        "get_default_active_thread_percentage" => ("100.0\n".to_owned(), false),
+        _ if limits::knows(word) => (limits::answer(command, conduct), false),
         _ if conduct.is("echo", "no") => (String::new(), false),
         _ => (format!("Unknown command \"{word}\"\n"), false),
     }

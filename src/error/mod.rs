@@ -3,6 +3,7 @@
 
 mod checkpoint;
 mod clients;
+mod limits;
 mod logs;
 mod selection;
 mod smi;
@@ -11,6 +12,7 @@ mod wait;
 
 pub use checkpoint::CheckpointFailure;
 pub use clients::ClientFailure;
+pub use limits::LimitFailure;
 pub use logs::LogFailure;
 pub use selection::Selection;
 pub use smi::SmiFailure;
@@ -65,6 +67,11 @@ pub enum Error {
     /// The logs of a daemon are not where they should be.
     #[error("{0}")]
     Logs(#[from] LogFailure),
+
+    // Limits.
+    /// A daemon's limits are not as they were asked for.
+    #[error("{0}")]
+    Limits(#[from] LimitFailure),
 
     // Records.
     /// A name is not a name.
@@ -458,6 +465,7 @@ impl Error {
             Self::Checkpoint(failure) => failure.code(),
             Self::Client(failure) => failure.code(),
             Self::Logs(failure) => failure.code(),
+            Self::Limits(failure) => failure.code(),
             Self::DamagedRecord { .. } => "damaged-record",
             Self::OtherUser { .. } => "other-user",
             Self::OtherHost { .. } => "other-host",
@@ -505,6 +513,7 @@ impl Error {
             Self::Checkpoint(failure) => failure.cause(),
             Self::Client(failure) => failure.cause(),
             Self::Logs(failure) => failure.cause(),
+            Self::Limits(failure) => failure.cause(),
             Self::BadManifest { reason, .. } => Some(reason.clone()),
             Self::Name(_) => {
                 Some("a name is 1 to 64 of a-z, 0-9 and -, not starting with -".into())
@@ -589,6 +598,7 @@ impl Error {
             Self::Checkpoint(failure) => failure.hint(),
             Self::Client(failure) => failure.hint(),
             Self::Logs(failure) => failure.hint(),
+            Self::Limits(failure) => failure.hint(),
             Self::BadManifest { path, .. } => format!("python3 -m json.tool {}", quote_path(path)),
             Self::Name(_) => "--name my-job".into(),
             Self::NoRecord(_) => "uni-cumps status lists the recorded daemons".into(),

@@ -46,10 +46,10 @@ const KEPT: [&str; 11] = [
 
 /// The control daemon of one pipe directory, as it is called and asked.
 pub struct Control<'h> {
-    host: &'h Host,
+    pub(super) host: &'h Host,
     program: PathBuf,
     pipe: PathBuf,
-    log: PathBuf,
+    pub(super) log: PathBuf,
     questions: AtomicU32,
 }
 
@@ -161,11 +161,15 @@ impl<'h> Control<'h> {
     pub fn calls_of_a_start(&self, visible: &str, foreground: bool) -> [Invocation; 2] {
         let flag = if foreground { FOREGROUND } else { DETACHED };
         let mode = Mode::Captured(LAUNCH_LIMIT);
-        let script = script(SERVERS, &self.next_marker());
         [
             self.daemon_call(flag, visible, mode),
-            self.question_call(&script, mode),
+            self.call_of(SERVERS, mode),
         ]
+    }
+
+    /// The call of a session with one question.
+    pub(super) fn call_of(&self, question: &str, mode: Mode) -> Invocation {
+        self.question_call(&script(question, &self.next_marker()), mode)
     }
 
     /// Launches the daemon detached for the devices of this `CUDA_VISIBLE_DEVICES`. Exit 0 means that it listens, not yet

@@ -2,12 +2,14 @@
 //! without a source were measured with the control programs of drivers 535, 550 and 555.
 
 mod control;
+mod limits;
 mod log;
 mod log_file;
 mod pipe;
 mod server;
 
 pub use control::{AskError, CONTROL, Control};
+pub use limits::{FoundLimits, Scope, ServerLimits};
 pub use log::{LogMark, log_end};
 pub use log_file::LogFile;
 pub use pipe::{

@@ -88,6 +88,7 @@ fn every_command_and_flag_of_the_help_is_in_the_table_of_commands() {
         "clients",
         "wait",
         "cpus",
+        "limits",
         "checkpoint suspend",
         "checkpoint resume",
         "checkpoint check",

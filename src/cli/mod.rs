@@ -2,6 +2,7 @@
 
 mod checkpoint;
 mod clients;
+mod limits;
 mod logs;
 mod wait;
 
@@ -23,6 +24,7 @@ use crate::shell::Shell;
 
 pub use checkpoint::{CallArgs, CheckpointArgs, CheckpointVerb, Target};
 pub use clients::ClientsArgs;
+pub use limits::{LimitsArgs, StartLimits};
 pub use logs::{Lines, LogsArgs};
 pub use wait::{Condition, WaitArgs};
 
@@ -125,10 +127,11 @@ pub enum Command {
     Env(EnvArgs),
     /// Run a program as a client of a recorded daemon
     Run(RunArgs),
+    /// Show or set what the programs of a daemon may use
+    Limits(LimitsArgs),
     /// Show who is on the GPUs through your daemons, and end a client safely
     #[command(visible_alias = "ps")]
     Clients(ClientsArgs),
-
     /// Wait until a daemon is ready, has clients, has none, or is gone; changes nothing
     Wait(WaitArgs),
     /// Show which CPUs the processes of each GPU should use; changes nothing
@@ -258,6 +261,9 @@ pub struct StartArgs {
     /// Stay with the daemon until it ends: for systemd and containers. Its log goes to stderr
     #[arg(long)]
     pub foreground: bool,
+    /// What each program may use.
+    #[command(flatten)]
+    pub limits: StartLimits,
     /// Start even if another daemon of yours serves the GPU: their servers take turns on it, which defeats MPS
     #[arg(long)]
     pub force: bool,

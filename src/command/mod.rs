@@ -7,6 +7,7 @@ mod completions;
 mod cpus;
 mod doctor;
 mod env;
+mod limits;
 mod logs;
 mod look;
 mod man;
@@ -40,6 +41,7 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
             });
         }
         Command::Cpus(args) => (cpus::run(host, ui, args), args.json),
+        Command::Limits(args) => (limits::run(host, ui, args), args.json),
         Command::Status(args) => (status::run(host, ui, args), args.json),
         Command::Doctor(args) => (doctor::run(host, ui, args), args.json),
         Command::Start(args) => (start::run(host, ui, args), false),

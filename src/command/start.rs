@@ -10,12 +10,14 @@ use crate::record::DaemonRecord;
 use crate::ui::{Ui, error_json};
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StartArgs) -> Result<u8, Error> {
+    let limits = args.limits.settings();
     let request = Request {
         gpus: args.gpus.as_deref(),
         topology: args.topology,
         name: args.name.as_deref(),
         pipe_dir: args.pipe_dir.as_deref(),
         log_dir: args.log_dir.as_deref(),
+        limits: &limits,
         force: args.force,
         exclusive: args.exclusive,
     };
@@ -55,6 +57,13 @@ fn kept(ui: &mut Ui<'_>, wanted: &Wanted<'_>) -> Result<Option<DaemonRecord>, Er
             "daemon {} (pid {}) is kept",
             record.name, record.process.pid
         ));
+        let limits = wanted.limits();
+        if !limits.is_empty() && limits != record.limits {
+            ui.note(format!(
+                "its limits stay as they are; to set them: uni-cumps limits --name {} --set …",
+                record.name
+            ));
+        }
     }
     Ok(there)
 }

@@ -10,11 +10,11 @@ use std::time::UNIX_EPOCH;
 
 use crate::compute_mode;
 use crate::daemon;
-use crate::error::Error;
-use crate::gpu::{ComputeMode, Device, GpuIdentity, GpuUuid};
+use crate::error::{Error, LimitFailure};
+use crate::gpu::{ComputeMode, Device, Gpu, GpuIdentity, GpuUuid};
 use crate::host::Host;
-use crate::limits::DaemonLimits;
-use crate::mps::{self, CONTROL, Control};
+use crate::limits::{self, Change, DaemonLimits, Served, Setting};
+use crate::mps::{self, CONTROL, Control, Scope};
 use crate::nvidia_smi::{self, Discovery};
 use crate::process::{self, Running};
 use crate::record::{Belongs, DaemonName, DaemonRecord, Place, ProcessId, TopologyMode};
@@ -40,6 +40,8 @@ pub struct Request<'r> {
     pub pipe_dir: Option<&'r Path>,
     /// The log directory, or the default one.
     pub log_dir: Option<&'r Path>,
+    /// What its programs may use.
+    pub limits: &'r [Setting],
     /// Also for a GPU that another daemon of the user's serves.
     pub force: bool,
     /// Nobody but the daemon's server is to compute on its GPUs.
@@ -57,6 +59,7 @@ pub struct Wanted<'h> {
     directories: Directories,
     control: Control<'h>,
     here: Place,
+    limits: Vec<Change>,
     force: bool,
     exclusive: bool,
     /// The compute modes that are to be changed, as they are now.
@@ -76,8 +79,9 @@ impl<'h> Wanted<'h> {
         if plans.len() > 1 && is_particular {
             return Err(Error::ForOneDaemon(plans.len()));
         }
-        let each = plans.into_iter();
-        each.map(|plan| Self::of_plan(host, request, &discovery, plan))
+        let changes = changes(request.limits, &plans, &discovery)?;
+        let each = plans.into_iter().zip(changes);
+        each.map(|(plan, limits)| Self::of_plan(host, request, &discovery, plan, limits))
             .collect()
     }
 
@@ -95,6 +99,7 @@ impl<'h> Wanted<'h> {
         request: Request<'_>,
         discovery: &Discovery,
         plan: Plan,
+        limits: Vec<Change>,
     ) -> Result<Self, Error> {
         let mask = host.env.visible_devices();
         let name = match request.name {
@@ -126,6 +131,7 @@ impl<'h> Wanted<'h> {
             directories,
             control,
             here: process::place(host),
+            limits,
             force: request.force,
             exclusive: request.exclusive,
             compute_modes,
@@ -141,6 +147,15 @@ impl<'h> Wanted<'h> {
     /// Whether it is one of several daemons that were asked for together, be it the only one.
     pub fn is_one_of_several(&self) -> bool {
         self.plan.mode == TopologyMode::TaskPerGpu
+    }
+
+    /// The limits that were asked for.
+    pub fn limits(&self) -> DaemonLimits {
+        let mut limits = DaemonLimits::default();
+        for change in &self.limits {
+            limits.take_over(change);
+        }
+        limits
     }
 
     /// The daemon, if it is there already and programs reach it. For a single GPU that is no success, as the Python command
@@ -171,7 +186,10 @@ impl<'h> Wanted<'h> {
             Way::Adopt(process) => self.adopt(ui, &locked, &process, &modes),
             Way::Launch => ui
                 .waiting("waiting for the daemon's first answer", || {
-                    let put = |process: &Running| self.put(&locked, process, &modes);
+                    let put = |process: &Running| {
+                        self.limit()?;
+                        self.put(&locked, process, &modes)
+                    };
                     self.launch(&self.plan.visible_devices())
                         .detached(|found| self.may_join(found), put)
                 })
@@ -200,6 +218,7 @@ impl<'h> Wanted<'h> {
         let finished = self
             .launch(&self.plan.visible_devices())
             .foreground(|process| {
+                self.limit()?;
                 ready(ui, &self.put(&locked, process, &modes)?);
                 locked.release();
                 Ok(())
@@ -255,12 +274,23 @@ impl<'h> Wanted<'h> {
         }
         if !foreground {
             ui.call_with_environment(&question);
+            for change in &self.limits {
+                ui.call_with_environment(&self.control.call_of_a_change(change));
+            }
+        } else if !self.limits.is_empty() {
+            ui.note("once it answers, its limits are set and read back");
         }
         let nobody = ProcessId {
             pid: 0,
             start_ticks: 0,
         };
         Ok(self.record(nobody, &self.compute_modes))
+    }
+
+    /// Sets the limits that were asked for; each is confirmed.
+    fn limit(&self) -> Result<(), Error> {
+        let mut changes = self.limits.iter();
+        changes.try_for_each(|change| self.control.change(change, Scope::Default))
     }
 
     fn missing_directories(&self) -> Vec<&Path> {
@@ -367,22 +397,22 @@ impl<'h> Wanted<'h> {
 
     fn record(&self, process: ProcessId, modes: &ModesBefore) -> DaemonRecord {
         let now = self.host.clock.now().duration_since(UNIX_EPOCH);
-        let gpus: Vec<&GpuIdentity> = self.plan.devices.iter().map(Device::gpu).collect();
-        let instance = self.plan.devices.iter().find_map(Device::mig);
+        let gpus = self.plan.devices.iter().map(Device::gpu);
+        let served = self.plan.served();
         DaemonRecord {
             name: self.name.clone(),
             uid: self.host.uid,
             place: self.here.clone(),
             topology_mode: self.plan.mode,
-            gpu_uuids: gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
-            gpu_indices: gpus.iter().map(|gpu| gpu.index).collect(),
-            mig_uuid: instance.map(|instance| instance.uuid.clone()),
+            gpu_uuids: served.gpus,
+            gpu_indices: gpus.map(|gpu| gpu.index).collect(),
+            mig_uuid: served.mig,
             compute_modes_before: modes.clone(),
             pipe_directory: self.directories.pipe.clone(),
             log_directory: self.directories.log.clone(),
             process,
             created_at: now.unwrap_or_default().as_secs_f64(),
-            limits: DaemonLimits::default(),
+            limits: self.limits(),
             unknown: serde_json::Map::new(),
         }
     }
@@ -411,6 +441,19 @@ impl<'h> Wanted<'h> {
         if let Some(log) = process::variable_of(self.host, process.id.pid, "CUDA_MPS_LOG_DIRECTORY")
         {
             record.log_directory = log.into();
+        }
+        self.limit()?;
+        let found = self.control.default_limits(self.plan.devices.len());
+        let found = found.map_err(|error| daemon::no_answer(&record, error))?;
+        record.limits = found.as_set(&record.served().devices());
+        for change in &self.limits {
+            record.limits.take_over(change);
+        }
+        if record.limits != self.limits() {
+            ui.note(format!(
+                "it has limits that were set before: uni-cumps limits --name {}",
+                self.name
+            ));
         }
         locked.put(&record)?;
         ui.note(format!(
@@ -456,6 +499,34 @@ impl<'h> Wanted<'h> {
         }
         Ok(())
     }
+}
+
+/// What the limits mean for each daemon. A GPU that one of several serves concerns that one alone.
+fn changes(
+    settings: &[Setting],
+    plans: &[Plan],
+    discovery: &Discovery,
+) -> Result<Vec<Vec<Change>>, Error> {
+    let numbering: Vec<GpuIdentity> = discovery
+        .gpus
+        .iter()
+        .filter_map(Gpu::identity)
+        .cloned()
+        .collect();
+    let all: Vec<Served> = plans.iter().map(Plan::served).collect();
+    let is_served = |setting: &Setting| all.iter().any(|one| setting.concerns(one, &numbering));
+    let each = all.iter().map(|served| {
+        let own: Vec<Setting> = settings
+            .iter()
+            .filter(|setting| setting.concerns(served, &numbering) || !is_served(setting))
+            .cloned()
+            .collect();
+        limits::changes(&own, served, &numbering).map_err(|misplaced| {
+            let devices = all.iter().flat_map(Served::devices).collect();
+            LimitFailure::of(misplaced, devices).into()
+        })
+    });
+    each.collect()
 }
 
 /// What the caller should know about the GPU.

@@ -22,6 +22,7 @@ mod env;
 mod env_choice;
 mod env_forms;
 mod exclusive;
+mod limits;
 mod load;
 mod logs;
 mod mig;

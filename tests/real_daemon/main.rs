@@ -11,6 +11,7 @@ mod bounded_stop;
 mod checkpoint;
 mod clients;
 mod lifecycle;
+mod limits;
 mod logs;
 mod run;
 mod several_gpus;
@@ -69,6 +70,7 @@ fn main() -> ExitCode {
         checkpoint::TESTS,
         clients::TESTS,
         lifecycle::TESTS,
+        limits::TESTS,
         logs::TESTS,
         run::TESTS,
         several_gpus::TESTS,

@@ -434,7 +434,10 @@ fn a_start_that_does_not_come_to_its_end_has_logs() {
     let machine = Sandbox::new();
     machine.conduct("launch hang");
     let mut child = machine.run(["start", "--name", "a", "-q"]).spawn();
-    wait_until("the launch hangs", || machine.calls().contains("-d"));
+    wait_until("the launch hangs", || {
+        let calls = fs::read_to_string(machine.bin().join("calls"));
+        calls.is_ok_and(|calls| calls.contains("nvidia-cuda-mps-control -d"))
+    });
     let log = machine.runtime().join("a/log/control.log");
     fs::write(&log, control("01.000", "x")).unwrap();
     machine

@@ -2,21 +2,15 @@
 
 use clap::Args;
 
+use super::DaemonArgs;
+
 /// `clients`
 #[derive(Debug, Args)]
+#[command(mut_arg("name", |arg| arg.help("The daemon's label [default: every live daemon]")))]
 pub struct ClientsArgs {
-    /// The daemon's label [default: every live daemon]
-    #[arg(long)]
-    pub name: Option<String>,
-    /// The daemon that serves this GPU: nvidia-smi's index or a UUID
-    #[arg(
-        long,
-        alias = "gpus",
-        value_name = "GPU",
-        allow_negative_numbers = true,
-        conflicts_with = "name"
-    )]
-    pub gpu: Option<String>,
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
     /// Instead: have the daemon take this client off the GPU, and wait until it is no longer among the clients. The process
     /// itself goes on, and its next CUDA call fails with error 810
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]

@@ -2,6 +2,8 @@
 
 use clap::Args;
 
+use super::DaemonArgs;
+
 use crate::limits::{MemorySetting, Priority, Setting, ThreadPercentage};
 
 /// What `start` limits each program of the daemon to.
@@ -33,19 +35,11 @@ impl StartLimits {
 
 /// `limits`
 #[derive(Debug, Args)]
+#[command(mut_arg("name", |arg| arg.help("The daemon's label [default: every live daemon; with --set, the only one]")))]
 pub struct LimitsArgs {
-    /// The daemon's label [default: every live daemon; with --set, the only one]
-    #[arg(long)]
-    pub name: Option<String>,
-    /// The daemon that serves this GPU: nvidia-smi's index or a UUID
-    #[arg(
-        long,
-        alias = "gpus",
-        value_name = "GPU",
-        allow_negative_numbers = true,
-        conflicts_with = "name"
-    )]
-    pub gpu: Option<String>,
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
     /// Set a limit for programs that connect from now on: threads=30, memory=8G for every GPU, memory=GPU=8G for one,
     /// priority=low; nothing behind the last = clears it; repeatable
     #[arg(long, value_name = "LIMIT=VALUE")]

@@ -4,23 +4,17 @@ use std::str::FromStr;
 
 use clap::Args;
 
+use super::DaemonArgs;
+
 use crate::log_line::{Level, Since};
 
 /// `logs`
 #[derive(Debug, Args)]
+#[command(mut_arg("name", |arg| arg.help("The daemon's label; one that is gone has left its logs [default: the only live daemon]")))]
 pub struct LogsArgs {
-    /// The daemon's label; one that is gone has left its logs [default: the only live daemon]
-    #[arg(long)]
-    pub name: Option<String>,
-    /// The daemon that serves this GPU: nvidia-smi's index or a UUID
-    #[arg(
-        long,
-        alias = "gpus",
-        value_name = "GPU",
-        allow_negative_numbers = true,
-        conflicts_with = "name"
-    )]
-    pub gpu: Option<String>,
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
     /// Only control.log: what the control daemon says
     #[arg(long, conflicts_with = "server")]
     pub control: bool,

@@ -276,9 +276,9 @@ pub struct StartArgs {
     pub dry_run: bool,
 }
 
-/// `stop`
+/// Which recorded daemon is meant.
 #[derive(Debug, Args)]
-pub struct StopArgs {
+pub struct DaemonArgs {
     /// The daemon's label [default: the only live daemon]
     #[arg(long)]
     pub name: Option<String>,
@@ -291,6 +291,14 @@ pub struct StopArgs {
         conflicts_with = "name"
     )]
     pub gpu: Option<String>,
+}
+
+/// `stop`
+#[derive(Debug, Args)]
+pub struct StopArgs {
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
     /// Stop all your recorded daemons on this machine
     #[arg(long, conflicts_with_all = ["name", "gpu"])]
     pub all: bool,
@@ -310,18 +318,9 @@ pub struct StopArgs {
 /// `env`
 #[derive(Debug, Args)]
 pub struct EnvArgs {
-    /// The daemon's label [default: the only live daemon]
-    #[arg(long)]
-    pub name: Option<String>,
-    /// The daemon that serves this GPU: nvidia-smi's index or a UUID
-    #[arg(
-        long,
-        alias = "gpus",
-        value_name = "GPU",
-        allow_negative_numbers = true,
-        conflicts_with = "name"
-    )]
-    pub gpu: Option<String>,
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
     /// The daemon of this process's rank among those of its node, as torchrun, srun or mpirun tell it
     #[arg(long, conflicts_with_all = ["name", "gpu"])]
     pub by_rank: bool,
@@ -364,18 +363,9 @@ impl EnvArgs {
 #[derive(Debug, Args)]
 #[command(override_usage = "uni-cumps run [OPTIONS] -- <CMD>...")]
 pub struct RunArgs {
-    /// The daemon's label [default: the only live daemon]
-    #[arg(long)]
-    pub name: Option<String>,
-    /// The daemon that serves this GPU: nvidia-smi's index or a UUID
-    #[arg(
-        long,
-        alias = "gpus",
-        value_name = "GPU",
-        allow_negative_numbers = true,
-        conflicts_with = "name"
-    )]
-    pub gpu: Option<String>,
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
     /// The daemon of this process's rank among those of its node, as torchrun, srun or mpirun tell it
     #[arg(long, conflicts_with_all = ["name", "gpu", "start"])]
     pub by_rank: bool,

@@ -5,21 +5,15 @@ use std::str::FromStr;
 
 use clap::Args;
 
+use super::DaemonArgs;
+
 /// `wait`
 #[derive(Debug, Args)]
+#[command(mut_arg("name", |arg| arg.help("The daemon's label; it need not be recorded yet [default: the only live daemon]")))]
 pub struct WaitArgs {
-    /// The daemon's label; it need not be recorded yet [default: the only live daemon]
-    #[arg(long)]
-    pub name: Option<String>,
-    /// The daemon that serves this GPU: nvidia-smi's index or a UUID
-    #[arg(
-        long,
-        alias = "gpus",
-        value_name = "GPU",
-        allow_negative_numbers = true,
-        conflicts_with = "name"
-    )]
-    pub gpu: Option<String>,
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
     /// What to wait for: ready (it answers), attached=K (it has K clients or more), idle (it answers and has no client),
     /// or gone (its process and its record are)
     #[arg(long = "for", value_name = "ready|attached=K|idle|gone")]

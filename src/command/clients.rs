@@ -16,7 +16,7 @@ use crate::ui::{Answer, Cell, Tone, Ui, plain, python_bool};
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &ClientsArgs) -> Result<u8, Error> {
     let daemons = daemons(host, args)?;
     if let Some(pid) = args.terminate {
-        let is_named = args.name.is_some() || args.gpu.is_some();
+        let is_named = args.daemon.name.is_some() || args.daemon.gpu.is_some();
         let ending = Ending {
             pid,
             name: daemons
@@ -46,7 +46,7 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &ClientsArgs) -> Result<u8
 /// The daemon that is meant, or all that run.
 fn daemons(host: &Host, args: &ClientsArgs) -> Result<Vec<Observed>, Error> {
     let store = Store::of(host)?;
-    let (name, gpu) = (args.name.as_deref(), args.gpu.as_deref());
+    let (name, gpu) = (args.daemon.name.as_deref(), args.daemon.gpu.as_deref());
     if name.is_none() && gpu.is_none() {
         let (mut all, _) = daemon::observe_all(host, &store)?;
         all.retain(|daemon| daemon.state.runs());

@@ -49,7 +49,12 @@ fn wanted(host: &Host, args: &EnvArgs) -> Result<(DaemonRecord, Vec<String>), Er
     let store = Store::of(host)?;
     let found = match args.by_rank {
         true => daemon::of_rank(host, &store)?,
-        false => daemon::meant(host, &store, args.name.as_deref(), args.gpu.as_deref())?,
+        false => daemon::meant(
+            host,
+            &store,
+            args.daemon.name.as_deref(),
+            args.daemon.gpu.as_deref(),
+        )?,
     };
     daemon::for_client(host, &store, found)
 }

@@ -33,7 +33,7 @@ struct Report(Vec<(Observed, Result<Answered, Error>)>);
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &LimitsArgs) -> Result<u8, Error> {
     let store = Store::of(host)?;
-    let (name, gpu) = (args.name.as_deref(), args.gpu.as_deref());
+    let (name, gpu) = (args.daemon.name.as_deref(), args.daemon.gpu.as_deref());
     if !args.set.is_empty() {
         let meant = daemon::meant(host, &store, name, gpu)?;
         let record = set(host, ui, &store, meant, &args.set)?;

@@ -98,8 +98,8 @@ enum Life {
 impl Meant {
     fn by(host: &Host, store: &Store<'_>, args: &LogsArgs) -> Result<Self, Error> {
         // A daemon that is named is not looked for at its socket: that would leave two lines in its log.
-        let Some(name) = &args.name else {
-            let found = daemon::meant(host, store, None, args.gpu.as_deref());
+        let Some(name) = &args.daemon.name else {
+            let found = daemon::meant(host, store, None, args.daemon.gpu.as_deref());
             return match found {
                 Ok(daemon) => Ok(Self::recorded(host, daemon.record)),
                 Err(Error::NoLiveDaemon) => Err(LogFailure::NoneLive {

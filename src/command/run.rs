@@ -149,9 +149,9 @@ fn find(
     store: &Store<'_>,
     args: &RunArgs,
 ) -> Result<(DaemonRecord, Vec<String>), Error> {
-    let found = match &args.gpu {
+    let found = match &args.daemon.gpu {
         None if args.by_rank => daemon::of_rank(host, store)?,
-        gpu => daemon::meant(host, store, args.name.as_deref(), gpu.as_deref())?,
+        gpu => daemon::meant(host, store, args.daemon.name.as_deref(), gpu.as_deref())?,
     };
     if args.require_mps.is_some() && matches!(found.state, State::OtherPidNamespace { .. }) {
         // The daemon names its clients by other numbers than ours.
@@ -168,8 +168,8 @@ fn start(
     args: &RunArgs,
 ) -> Result<DaemonRecord, Error> {
     let request = Request {
-        gpus: args.gpu.as_deref(),
-        name: args.name.as_deref(),
+        gpus: args.daemon.gpu.as_deref(),
+        name: args.daemon.name.as_deref(),
         ..Request::default()
     };
     let wanted = Wanted::only(host, request)?;
@@ -190,7 +190,7 @@ fn start(
         }
         Err(Error::AlreadyLive { name, .. }) => named(&name),
         // Whoever has named a daemon gets that one or none.
-        Err(Error::GpuTaken { by, .. }) if args.name.is_none() => named(&by),
+        Err(Error::GpuTaken { by, .. }) if args.daemon.name.is_none() => named(&by),
         Err(error) => Err(error),
     }
 }

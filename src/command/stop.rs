@@ -37,7 +37,7 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StopArgs) -> Result<u8, E
     if args.all {
         return stop.all(ui, args.drain);
     }
-    let name = match (args.name.as_deref(), args.gpu.as_deref()) {
+    let name = match (args.daemon.name.as_deref(), args.daemon.gpu.as_deref()) {
         (Some(name), _) => name.parse()?,
         (None, Some(gpu)) => daemon::of_gpu(host, &store, gpu)?.record.name,
         (None, None) => stop.only_one()?,

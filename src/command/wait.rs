@@ -25,8 +25,8 @@ const ASK_PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &WaitArgs) -> Result<u8, Error> {
     let store = Store::of(host)?;
-    let name = args.name.as_deref().map(str::parse).transpose()?;
-    let gpu = args.gpu.as_deref();
+    let name = args.daemon.name.as_deref().map(str::parse).transpose()?;
+    let gpu = args.daemon.gpu.as_deref();
     let gpu = gpu.map(|gpu| daemon::lasting(host, gpu)).transpose()?;
     let begun = host.clock.monotonic();
     let limit = Duration::from_secs(args.timeout);

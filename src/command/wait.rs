@@ -18,9 +18,9 @@ use crate::ui::{self, Answer, Tone, Ui, python_bool};
 
 /// How long the daemon may take to answer.
 const ASK_LIMIT: Duration = Duration::from_secs(2);
-/// Time between two looks that ask nobody.
+/// Time between two looks that cost nobody anything.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
-/// Time between two looks at a daemon that runs, at first and in the end. Each leaves seven lines in the daemon's log.
+/// Time between two other looks, at first and in the end. Each leaves up to seven lines in a daemon's log.
 const ASK_PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_millis(500));
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &WaitArgs) -> Result<u8, Error> {
@@ -71,6 +71,8 @@ struct Sight {
     /// Why it is not what is waited for, where the rest does not say it.
     reason: Option<String>,
     reached: bool,
+    /// The next look asks nobody and connects to nobody.
+    is_cheap: bool,
 }
 
 impl Sight {
@@ -161,10 +163,11 @@ impl Wait<'_> {
             if sight.reached || is_last {
                 return Ok(sight);
             }
-            let asks = sight.pid.is_some() && self.condition != Condition::Gone;
             let left = deadline.saturating_sub(self.host.clock.monotonic());
-            self.nap(if asks { pause } else { LOOK_PAUSE }.min(left), held)?;
-            if asks {
+            if sight.is_cheap {
+                self.nap(LOOK_PAUSE.min(left), held)?;
+            } else {
+                self.nap(pause.min(left), held)?;
                 pause = pause.mul_f32(1.5).min(ASK_PAUSES.1);
             }
         }
@@ -216,13 +219,21 @@ impl Wait<'_> {
     /// more lines in its log, or one more connection that a stopped daemon has to take when it goes on.
     fn same_as_before(&self, record: &DaemonRecord, is_last: bool) -> Option<Observed> {
         let last = self.last.as_ref().filter(|last| last.record == *record)?;
-        let matters = match &last.state {
-            State::NotAnswering(_) => false,
-            _ => is_last || self.condition != Condition::Gone,
-        };
-        let process = last.state.process().filter(|_| !matters)?;
+        let process = last.state.process()?;
+        if !self.can_be_kept(&last.state, is_last) {
+            return None;
+        }
         let now = process::still_running(self.host, process.id)?;
         (now.stopped == process.stopped).then(|| last.clone())
+    }
+
+    /// Whether all that matters of a state is its process.
+    fn can_be_kept(&self, state: &State, is_last: bool) -> bool {
+        match state {
+            State::NotAnswering(_) => true,
+            State::Live(_) | State::Unreachable(_) => !is_last && self.condition == Condition::Gone,
+            _ => false,
+        }
     }
 
     /// There is no record, or no live daemon.
@@ -235,6 +246,7 @@ impl Wait<'_> {
             (Condition::Gone, None) => Ok(Sight {
                 word: "absent",
                 reached: true,
+                is_cheap: true,
                 ..Sight::default()
             }),
             (Condition::Gone, Some(keeper)) => Ok(Sight {
@@ -248,6 +260,7 @@ impl Wait<'_> {
             (Condition::Ready | Condition::Attached(_), _) => Ok(Sight {
                 word: "absent",
                 reason: Some(error.to_string()),
+                is_cheap: true,
                 ..Sight::default()
             }),
         }
@@ -271,6 +284,7 @@ impl Wait<'_> {
             word,
             reason: Some(reason),
             reached: is_over,
+            is_cheap: word != "interrupted",
             ..Sight::default()
         })
     }
@@ -284,6 +298,7 @@ impl Wait<'_> {
         let mut sight = Sight {
             word: daemon.state.word(),
             pid: Some(record.process.pid),
+            is_cheap: self.can_be_kept(&daemon.state, false),
             ..Sight::default()
         };
         match &daemon.state {

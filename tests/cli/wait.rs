@@ -26,6 +26,13 @@ fn with_clients(pids: &str) -> Sandbox {
     machine
 }
 
+/// Other clients from now on. In one step: a look between two would see none.
+fn now_has_clients(machine: &Sandbox, pids: &str) {
+    let aside = machine.path("clients.new");
+    fs::write(&aside, pids).unwrap();
+    fs::rename(aside, machine.path("clients")).unwrap();
+}
+
 /// A plain line without its time.
 fn line(text: &str) -> &str {
     let (line, time) = text.trim_end().rsplit_once(" waited_s=").unwrap();
@@ -102,7 +109,7 @@ fn attached_waits_for_so_many_clients() {
     let wait = machine.run(["wait", "--name", "a", "--for", "attached=2"]);
     let wait = wait.spawn();
     wait_until("it has asked twice", || questions(&machine) >= 2);
-    fs::write(machine.path("clients"), "11 12 13").unwrap();
+    now_has_clients(&machine, "11 12 13");
     ends_with(
         wait,
         &format!(
@@ -117,10 +124,10 @@ fn idle_waits_for_the_last_client_to_leave() {
     let daemon = machine.daemons()[0];
     let wait = machine.run(["wait", "--for", "idle"]).spawn();
     wait_until("it has asked twice", || questions(&machine) >= 2);
-    fs::write(machine.path("clients"), "12").unwrap();
+    now_has_clients(&machine, "12");
     let before = questions(&machine);
     wait_until("it has asked again", || questions(&machine) >= before + 2);
-    fs::write(machine.path("clients"), "").unwrap();
+    now_has_clients(&machine, "");
     ends_with(
         wait,
         &format!("wait name=a for=idle reached=True state=live pid={daemon} servers=1 clients=0"),
@@ -183,6 +190,23 @@ fn a_daemon_whose_name_another_one_has_is_gone() {
             "wait name=a for=gone reached=True state=live pid={next} servers=unknown clients=unknown"
         ),
     );
+}
+
+#[test]
+fn a_daemon_whose_pipe_directory_is_kept_is_not_gone() {
+    let machine = Sandbox::new();
+    machine.start(&["--name", "a"]);
+    machine.kill(machine.daemons()[0]);
+    let other = machine.start_by_hand("t/uni-cumps/a/pipe", "l");
+    let wait = ["wait", "--name", "a", "--for", "gone", "--timeout", "0"];
+    machine
+        .run(wait)
+        .fails("waited 0 s in vain for daemon a to be gone")
+        .said(&format!(
+            "cause: last seen: stale, pid {other} keeps its pipe directory\n"
+        ));
+    machine.kill(other);
+    machine.run(wait).succeeds();
 }
 
 #[test]

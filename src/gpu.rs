@@ -308,6 +308,14 @@ impl Device {
             Self::Mig(_, instance) => instance.uuid.as_str(),
         }
     }
+
+    /// How nvidia-smi numbers it: the GPU's index, with a MIG instance's own number behind a colon.
+    pub fn number(&self) -> String {
+        match self {
+            Self::Gpu(gpu) => gpu.index.to_string(),
+            Self::Mig(gpu, instance) => format!("{}:{}", gpu.index, instance.number),
+        }
+    }
 }
 
 impl fmt::Display for Device {

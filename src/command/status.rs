@@ -12,7 +12,7 @@ use crate::checkpoint::{self, ProcessState, Suspended};
 use crate::cli::StatusArgs;
 use crate::daemon::{self, Observed, State, Unrecorded};
 use crate::error::{Error, SmiFailure};
-use crate::gpu::{Device, Gpu, GpuUuid};
+use crate::gpu::{Device, Gpu};
 use crate::host::Host;
 use crate::mps::{self, Keeper};
 use crate::nvidia_smi::{self, Discovery};
@@ -337,7 +337,7 @@ impl Report {
         let row = |device: Device| {
             let instance = device.mig()?;
             Some(vec![
-                plain(format!("{}:{}", device.gpu().index, instance.number)),
+                plain(device.number()),
                 plain(&instance.uuid),
                 plain(format!("MIG {}", instance.profile)),
                 yes_or_no(self.visibility.shows(&device)),
@@ -378,18 +378,20 @@ impl Report {
             }
             State::Unreachable(_) | State::Stale | State::OtherBoot => Tone::Bad,
         };
-        let gpus: Vec<String> = record
-            .gpu_uuids
-            .iter()
-            .map(|uuid| self.short(uuid))
-            .collect();
+        let devices = record.served().devices();
+        let devices: Vec<String> = devices.iter().map(|uuid| self.short(uuid)).collect();
+        let limits = record.limits.settings(|uuid| self.short(uuid));
         vec![
             plain(&record.name),
             (state.word().to_owned(), tone),
             plain(record.process.pid),
-            plain(gpus.join(",")),
+            plain(devices.join(",")),
             plain(daemon.load.servers.map_or("-".to_owned(), text)),
             plain(daemon.load.clients.map_or("-".to_owned(), text)),
+            match limits.is_empty() {
+                true => ("none".to_owned(), Tone::Faint),
+                false => plain(limits.join(" ")),
+            },
             plain(daemon.age.map_or("-".to_owned(), for_people)),
             plain(record.pipe_directory.display()),
         ]
@@ -404,7 +406,7 @@ impl Report {
         let gpus: Vec<String> = entry
             .gpus
             .iter()
-            .map(|share| self.short(&share.uuid))
+            .map(|share| self.short(share.uuid.as_str()))
             .collect();
         vec![
             plain(entry.process.pid),
@@ -415,25 +417,27 @@ impl Report {
         ]
     }
 
-    /// A GPU by its index in the table above, or by its UUID where it is not there.
-    fn short(&self, uuid: &GpuUuid) -> String {
-        let listed = self.gpus().iter().filter_map(Gpu::identity);
-        listed
-            .filter(|gpu| gpu.uuid == *uuid)
-            .map(|gpu| gpu.index.to_string())
-            .next()
-            .unwrap_or_else(|| uuid.to_string())
+    /// A device as the table above numbers it, or by its UUID where it is not there.
+    fn short(&self, uuid: &str) -> String {
+        let devices = self.gpus().iter().flat_map(Gpu::devices);
+        let gpus = self.gpus().iter().filter_map(Gpu::identity);
+        let gpus = gpus.map(|gpu| Device::Gpu(gpu.clone()));
+        devices
+            .chain(gpus)
+            .find(|device| device.uuid() == uuid)
+            .map_or(uuid.to_owned(), |device| device.number())
     }
 }
 
 /// The columns of the table of daemons.
-const DAEMON_COLUMNS: [&str; 8] = [
+const DAEMON_COLUMNS: [&str; 9] = [
     "DAEMON",
     "STATE",
     "PID",
     "GPU",
     "SERVERS",
     "CLIENTS",
+    "LIMITS",
     "AGE",
     "PIPE DIRECTORY",
 ];
@@ -450,7 +454,7 @@ impl Daemon {
     /// The line of the Python command, and behind it what that did not show.
     fn line(&self) -> String {
         let record = &self.observed.record;
-        format!(
+        let line = format!(
             "{} mode={} gpus={} servers={} clients={} age_s={}",
             self.observed.line(),
             record.topology_mode.as_str(),
@@ -458,7 +462,11 @@ impl Daemon {
             self.load.servers.map_or("unknown".to_owned(), text),
             self.load.clients.map_or("unknown".to_owned(), text),
             self.age.map_or("unknown".to_owned(), text),
-        )
+        );
+        match record.limits.settings(str::to_owned) {
+            none if none.is_empty() => line,
+            limits => format!("{line} limits={}", limits.join(",")),
+        }
     }
 }
 

@@ -247,6 +247,16 @@ impl DaemonLimits {
         *self == Self::default()
     }
 
+    /// As `limits --set` takes them, each GPU as `gpu` names it.
+    pub fn settings(&self, gpu: impl Fn(&str) -> String) -> Vec<String> {
+        let threads = self.threads.iter().map(|it| format!("threads={it}"));
+        let memory = self.memory.iter();
+        let memory = memory.map(|(uuid, limit)| format!("memory={}={limit}", gpu(uuid)));
+        let priority = self.priority.iter();
+        let priority = priority.map(|it| format!("priority={}", it.as_str()));
+        threads.chain(memory).chain(priority).collect()
+    }
+
     /// Takes over a change that the daemon has confirmed.
     pub fn take_over(&mut self, change: &Change) {
         match change {

@@ -711,6 +711,25 @@ fn on_a_terminal_limits_are_a_table() {
 }
 
 #[test]
+fn status_shows_the_limits_that_were_set() {
+    let machine = Sandbox::with_gpus(2);
+    let limits = ["--threads", "30", "--memory", "1=8G", "--priority", "low"];
+    machine.start(&[&["--gpus", "0,1", "--name", "a"][..], &limits].concat());
+    let text = machine.run(["status"]).succeeds().text();
+    let limits = " age_s=… limits=threads=30,memory=GPU-U1=8192M,priority=low\n";
+    assert!(text.contains(limits), "{text}");
+    let line = format!("{} status", uni_cumps().display());
+    let seen = machine.on_a_terminal(&line).env("NO_COLOR", "1").finish();
+    let limits = " threads=30 memory=1=8192M priority=low ";
+    assert!(seen.text().contains(limits), "{}", seen.text());
+    machine
+        .run(["limits", "--set", "threads=", "--set", "priority="])
+        .succeeds();
+    let text = machine.run(["status"]).succeeds().text();
+    assert!(text.contains(" limits=memory=GPU-U1=8192M\n"), "{text}");
+}
+
+#[test]
 fn sixteen_gpus_are_asked_one_by_one() {
     let machine = Sandbox::with_gpus(16);
     let all: Vec<String> = (0..16).map(|index| index.to_string()).collect();

@@ -68,13 +68,13 @@ fn a_person_sees_them_in_columns() {
         .skip_while(|line| !line.starts_with("DAEMON"))
         .map(|line| line.split_whitespace().collect())
         .collect();
-    let columns = "DAEMON STATE PID GPU SERVERS CLIENTS AGE PIPE DIRECTORY";
+    let columns = "DAEMON STATE PID GPU SERVERS CLIENTS LIMITS AGE PIPE DIRECTORY";
     assert_eq!(rows[0].join(" "), columns);
     let daemon = pid(&record).to_string();
-    assert_eq!(rows[1][..6], ["a", "live", &daemon, "0", "1", "2"]);
-    assert!(rows[1][6].ends_with('s'), "{text}");
-    assert_eq!(rows[2][..6], ["b", "stale", "1", "0", "-", "-"]);
-    assert!(rows[2][6].ends_with('d'), "{text}");
+    assert_eq!(rows[1][..7], ["a", "live", &daemon, "0", "1", "2", "none"]);
+    assert!(rows[1][7].ends_with('s'), "{text}");
+    assert_eq!(rows[2][..7], ["b", "stale", "1", "0", "-", "-", "none"]);
+    assert!(rows[2][7].ends_with('d'), "{text}");
 }
 
 #[test]

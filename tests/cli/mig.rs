@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::support::{Sandbox, U0, U1};
+use crate::support::{Sandbox, U0, U1, uni_cumps};
 
 const M0: &str = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f";
 const M1: &str = "MIG-cba663e8-9bed-5b25-b243-5985ef7c9beb";
@@ -84,6 +84,18 @@ compatible_topology_modes=single_gpu,single_task_multi_gpu,task_per_gpu
         )),
         "{shown}"
     );
+}
+
+#[test]
+fn a_person_sees_which_instance_a_daemon_serves() {
+    let machine = divided();
+    machine.start(&["--gpus", M1, "--name", "part"]);
+    let line = format!("{} status", uni_cumps().display());
+    let seen = machine.on_a_terminal(&line).env("NO_COLOR", "1").finish();
+    let text = seen.text();
+    let row = text.lines().find(|line| line.starts_with("part")).unwrap();
+    let row: Vec<&str> = row.split_whitespace().collect();
+    assert_eq!(row[3..7], ["0:1", "0", "0", "none"], "{text}");
 }
 
 #[test]

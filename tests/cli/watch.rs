@@ -100,15 +100,11 @@ fn the_keys_that_end_a_program_end_it() {
 fn a_signal_ends_it_and_the_terminal_is_as_before() {
     for (name, status) in [("TERM", 143), ("HUP", 129)] {
         let machine = Sandbox::new();
-        // The watch is the youngest child of the terminal's shell.
-        let line = watch("--watch=60 & jobs")
-            .replace(" & jobs", "")
-            .replace("; echo status", " & pid=$!; echo; wait $pid; echo status");
+        let file = machine.bin().join("pid");
         // A program in the background of a shell without jobs keeps its process group.
-        let kill = format!(
-            "kill -{name} $(pgrep -f '^{} status' | head -n 1)",
-            uni_cumps().display()
-        );
+        let background = format!(" & pid=$!; echo $pid >{}; wait $pid; echo", file.display());
+        let line = watch("--watch=60").replacen("; echo", &background, 1);
+        let kill = format!("kill -{name} $(cat {})", file.display());
         let text = typed(&machine, &line, 1, &kill).finish().text();
         assert!(text.contains(&format!("status={status}\r\n")), "{text:?}");
         assert!(text.contains(LEAVE), "{text:?}");

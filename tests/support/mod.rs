@@ -9,8 +9,10 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -482,6 +484,26 @@ pub struct Call<'s> {
     cwd: PathBuf,
 }
 
+/// Longer than any call of a test should take.
+const CALL_LIMIT: Duration = Duration::from_secs(180);
+
+/// The output of a program, which is killed if it takes too long: one test that hangs must not stop all others.
+fn output(mut command: Command) -> Output {
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let pid = child.id().try_into().unwrap();
+    let (ended, end) = mpsc::channel::<()>();
+    let watchdog = thread::spawn(move || {
+        if end.recv_timeout(CALL_LIMIT) == Err(RecvTimeoutError::Timeout) {
+            signal(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+    });
+    let output = child.wait_with_output().unwrap();
+    drop(ended);
+    watchdog.join().unwrap();
+    output
+}
+
 impl<'s> Call<'s> {
     pub fn env(mut self, key: &str, value: impl AsRef<OsStr>) -> Self {
         self.env.retain(|(name, _)| name != key);
@@ -558,7 +580,7 @@ impl<'s> Call<'s> {
 
     /// Runs the call to its end.
     pub fn finish(self) -> Done<'s> {
-        let output = self.command().output().unwrap();
+        let output = output(self.command());
         Done {
             sandbox: self.sandbox,
             argv: self.argv,

@@ -7,8 +7,6 @@ use crate::error::{Error, SmiFailure};
 use crate::gpu::{ComputeMode, Device, GpuUuid};
 use crate::host::Host;
 use crate::nvidia_smi::{self, Discovery};
-use crate::process;
-use crate::record::{Belongs, DaemonRecord};
 use crate::ui::Ui;
 
 /// The modes that would be changed to make these devices exclusive, as they are now. A mode that nvidia-smi does not name,
@@ -55,24 +53,25 @@ pub fn make_exclusive(
     Ok(changed)
 }
 
-/// Gives the GPUs of a daemon that is gone the modes back that they had. One that somebody has changed meanwhile stays.
-/// What cannot be done is told.
-pub fn restore(host: &Host, ui: &mut Ui<'_>, record: &DaemonRecord) -> Result<(), Error> {
-    let before = &record.compute_modes_before;
-    let is_here = record.place.seen_from(&process::place(host)) == Belongs::Here;
-    if before.is_empty() || !is_here {
+/// Gives GPUs the modes back that they had. One that somebody has changed meanwhile stays. What cannot be done is told.
+pub fn restore(
+    host: &Host,
+    ui: &mut Ui<'_>,
+    before: &BTreeMap<GpuUuid, String>,
+) -> Result<(), Error> {
+    if before.is_empty() {
         return Ok(());
     }
     let found = match nvidia_smi::discover(host) {
         Err(SmiFailure::Interrupted(signal)) => return Err(Error::Interrupted(signal)),
-        found => found.ok(),
+        found => found,
     };
     for (gpu, mode) in before {
         let mode = ComputeMode::from(mode.as_str());
-        let is_ours = found.as_ref().is_some_and(|found| found.is_exclusive(gpu));
-        let failure = match is_ours {
-            true => set(host, gpu, &mode)?.err(),
-            false => Some("it is not as it was left".to_owned()),
+        let failure = match &found {
+            Err(failure) => Some(failure.to_string()),
+            Ok(found) if found.is_exclusive(gpu) => set(host, gpu, &mode)?.err(),
+            Ok(_) => Some("it is not as it was left".to_owned()),
         };
         if let Some(reason) = failure {
             ui.note(format!(

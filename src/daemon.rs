@@ -590,7 +590,10 @@ pub fn forget(
     locked: &Locked<'_>,
     record: &DaemonRecord,
 ) -> Result<(), Error> {
-    compute_mode::restore(host, ui, record)?;
+    // The modes of another boot are gone with it.
+    if record.place.seen_from(&process::place(host)) == Belongs::Here {
+        compute_mode::restore(host, ui, &record.compute_modes_before)?;
+    }
     mps::clear(host, &record.pipe_directory);
     runtime_dir::remove_if_empty(host, &record.pipe_directory);
     locked.remove()

@@ -11,7 +11,6 @@ use crate::host::Host;
 use crate::mps::{AskError, Control, Termination};
 use crate::process::{self, Handle, Running};
 use crate::record::DaemonName;
-use crate::runner::RunError;
 
 /// Time between two questions, at first and in the end. Each leaves five lines in the daemon's log.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
@@ -222,22 +221,26 @@ fn let_go(host: &Host, found: &Found<'_>, pid: i32, limit: Duration) -> Result<(
     })
 }
 
-/// Waits until a daemon has no client or has ended; `false` if there are still some at this time of the clock.
+/// Waits until a daemon has no client or has ended. Otherwise says at this time of the clock why that is not known.
 pub fn wait_for_no_client(
     host: &Host,
     control: &Control<'_>,
     daemon: &Running,
     until: Duration,
-) -> Result<bool, Error> {
-    again(host, until, &mut || {
+) -> Result<Result<(), String>, Error> {
+    let mut why = String::new();
+    let is_over = again(host, until, &mut || {
         let left = until.saturating_sub(host.clock.monotonic());
-        match attachment::clients_of(control, left.clamp(LEAST, LIMIT)) {
-            Ok(clients) => Ok(clients.is_empty()),
-            Err(AskError::Call(RunError::Interrupted(signal))) => Err(Error::Interrupted(signal)),
+        let clients = attachment::clients_of(control, left.clamp(LEAST, LIMIT));
+        why = match unless_interrupted(clients)? {
+            Ok(clients) if clients.is_empty() => return Ok(true),
+            Ok(_) => "it still has clients".to_owned(),
             // Who does not answer may have clients.
-            Err(_) => Ok(process::still_running(host, daemon.id).is_none()),
-        }
-    })
+            Err(reason) => format!("it does not name its clients: {reason}"),
+        };
+        Ok(process::still_running(host, daemon.id).is_none())
+    })?;
+    Ok(if is_over { Ok(()) } else { Err(why) })
 }
 
 /// Looks again and again, ever less often, until it sees what it looks for.

@@ -15,7 +15,7 @@ pub struct WaitArgs {
     #[command(flatten)]
     pub daemon: DaemonArgs,
     /// What to wait for: ready (it answers), attached=K (it has K clients or more), idle (it answers and has no client),
-    /// or gone (its process and its record are)
+    /// or gone (it has ended, and nobody keeps its pipe directory)
     #[arg(long = "for", value_name = "ready|attached=K|idle|gone")]
     pub condition: Condition,
     /// How long to wait; then the last state is told, with status 1. 0 looks once

@@ -15,6 +15,7 @@ use crate::nvidia_smi;
 use crate::process;
 use crate::record::DaemonRecord;
 use crate::runner::hold_signals;
+use crate::server_limits;
 use crate::store::Store;
 use crate::ui::{Answer, Cell, Tone, Ui, error_json, plain};
 
@@ -137,11 +138,7 @@ fn set(
         }
         return Err(error);
     }
-    // Asked only now: one that started before has other limits, and one that starts later has these.
-    let servers = control.servers(ANSWER_LIMIT);
-    for server in servers.map_err(|error| daemon::no_answer(&record, error))? {
-        limit_server(ui, &control, &record, server, &changes)?;
-    }
+    server_limits::change(ui, &control, &record, &changes)?;
     Ok(record)
 }
 
@@ -162,55 +159,6 @@ fn changes(host: &Host, record: &DaemonRecord, settings: &[Setting]) -> Result<V
     let served = record.served();
     limits::changes(settings, &served, &numbering)
         .map_err(|misplaced| LimitFailure::of(misplaced, served.devices()).into())
-}
-
-/// Sets on a running server what can be set there. What a server does when a memory limit is cleared nobody says, so
-/// that stays as it is.
-fn limit_server(
-    ui: &mut Ui<'_>,
-    control: &Control<'_>,
-    record: &DaemonRecord,
-    server: i32,
-    changes: &[Change],
-) -> Result<(), Error> {
-    let devices = record.served().devices().len();
-    let look = || {
-        let looked = control.server_limits(server, devices);
-        looked.map_err(|error| daemon::no_answer(record, error))
-    };
-    let found = match look()? {
-        ServerLimits::Found(found) => found,
-        ServerLimits::Gone => return Ok(()),
-        ServerLimits::NotReady => {
-            let name = record.name.clone();
-            return Err(LimitFailure::ServerNotReady { name, server }.into());
-        }
-    };
-    for change in changes {
-        let kept = match change {
-            Change::Priority(_) => Some("its priority".to_owned()),
-            Change::Memory {
-                limit: None,
-                ordinal,
-                gpu,
-            } => match found.memory.get(*ordinal) {
-                Some(Some(limit)) => Some(format!("its memory limit of {limit} on {gpu}")),
-                _ => continue,
-            },
-            Change::Threads(_) | Change::Memory { .. } => None,
-        };
-        if let Some(what) = kept {
-            ui.note(format!("server {server} keeps {what} until it ends"));
-            continue;
-        }
-        if let Err(error) = control.change(change, Scope::Server(server)) {
-            return match look()? {
-                ServerLimits::Gone => Ok(()),
-                ServerLimits::Found(_) | ServerLimits::NotReady => Err(error),
-            };
-        }
-    }
-    Ok(())
 }
 
 fn threads_text(found: &FoundLimits) -> String {

@@ -114,7 +114,7 @@ impl Stop<'_> {
     }
 
     /// Waits until no client of these daemons is left, for this many seconds in all. No record is locked meanwhile, and
-    /// what cannot be asked is not waited for.
+    /// only for live daemons is it waited.
     fn drain(
         &self,
         ui: &mut Ui<'_>,
@@ -146,8 +146,8 @@ impl Stop<'_> {
             let drained = ui.waiting(&waiting, || {
                 census::wait_for_no_client(self.host, &control, &process, until)
             })?;
-            if !drained {
-                ui.note(format!("daemon {name} still has clients after {seconds} s"));
+            if let Err(why) = drained {
+                ui.note(format!("daemon {name} was waited for {seconds} s: {why}"));
             }
         }
         Ok(())

@@ -20,6 +20,7 @@ use crate::process::{self, Running};
 use crate::record::{Belongs, DaemonName, DaemonRecord, Place, ProcessId, TopologyMode};
 use crate::runner::{Finished, hold_signals};
 use crate::runtime_dir::{self, Directories};
+use crate::server_limits;
 use crate::store::{Entry, Locked, Store};
 use crate::topology::{self, Plan};
 use crate::ui::Ui;
@@ -333,15 +334,16 @@ impl<'h> Wanted<'h> {
         store.lock(&self.name)
     }
 
-    /// Refuses what must not be, before anything is touched, and then clears the way and writes the intent. The lock on
-    /// all records is held, so that no other start decides about the same GPU meanwhile.
+    /// Refuses what must not be, before anything is touched, then clears the way, writes the intent and makes the GPUs
+    /// exclusive. While that is decided the lock on all records is held, so that no other start decides about the same GPU.
     fn prepare(
         &self,
         ui: &mut Ui<'_>,
         store: &Store<'_>,
         locked: &Locked<'_>,
     ) -> Result<(Way, ModesBefore), Error> {
-        locked.with_all(|| {
+        let to_change = self.modes_to_change()?;
+        let (way, old) = locked.with_all(|| {
             let entry = locked.entry();
             let mut decision = Decision::of(self, store, entry.as_ref())?;
             self.tell_decision(ui, &decision);
@@ -349,50 +351,73 @@ impl<'h> Wanted<'h> {
                 end_unannounced(self.host, &left)?;
                 decision = Decision::of(self, store, entry.as_ref())?;
             }
+            if let Way::Adopt(_) = decision.way {
+                self.launch("").answers()?;
+            }
             for note in runtime_dir::create(self.host, &self.directories)? {
                 ui.note(note);
             }
-            let inherited = self.inherit_modes(ui, entry.as_ref())?;
             if matches!(entry, Some(Entry::Record(_) | Entry::Damaged { .. })) {
                 locked.quarantine()?;
             }
-            let us = process::our_pid();
-            let launcher = process::running(self.host, us).map_or(
-                ProcessId {
-                    pid: us,
-                    start_ticks: 0,
-                },
-                |running| running.id,
-            );
-            let mut modes = self.compute_modes.clone();
-            modes.extend(inherited.clone());
-            locked.put_intent(&self.record(launcher, &modes))?;
-            match compute_mode::make_exclusive(self.host, ui, &self.compute_modes) {
-                Ok(mut changed) => {
-                    changed.extend(inherited);
-                    Ok((decision.way, changed))
-                }
-                Err(failure) => Err(self.take_back(ui, locked, &modes, failure)),
+            let old = self.old_modes(entry.as_ref());
+            let mut modes = to_change.clone();
+            modes.extend(old.clone());
+            match &decision.way {
+                // It runs and is ours: whatever fails from here on, it is no start that could be taken back.
+                Way::Adopt(process) => locked.put(&self.record_of(process, &modes))?,
+                Way::Launch => locked.put_intent(&self.record(launcher(self.host), &modes))?,
             }
-        })
+            Ok((decision.way, old))
+        })?;
+        match self.change_modes(ui, &to_change, &old) {
+            Ok(modes) => Ok((way, modes)),
+            Err(failure) if matches!(way, Way::Adopt(_)) => Err(failure),
+            Err(failure) => {
+                let modes = to_change.into_iter().chain(old).collect();
+                Err(self.take_back(ui, locked, &modes, failure))
+            }
+        }
     }
 
-    /// What an earlier daemon of this name has made exclusive goes over to this one, or gets its mode back.
-    fn inherit_modes(&self, ui: &mut Ui<'_>, entry: Option<&Entry>) -> Result<ModesBefore, Error> {
-        let Some(Entry::Record(old) | Entry::Intent(old)) = entry else {
+    /// The compute modes that are to be changed, as they are now: whoever had the lock before may have changed them.
+    fn modes_to_change(&self) -> Result<ModesBefore, Error> {
+        if !self.exclusive {
             return Ok(ModesBefore::new());
-        };
-        let mut old = old.clone();
-        let is_here = old.place.seen_from(&self.here) == Belongs::Here;
+        }
+        let discovery = nvidia_smi::discover(self.host)?;
+        Ok(compute_mode::to_change(&discovery, &self.plan.devices).0)
+    }
+
+    /// What an earlier daemon of this name has made exclusive.
+    fn old_modes(&self, entry: Option<&Entry>) -> ModesBefore {
+        match entry {
+            Some(Entry::Record(old) | Entry::Intent(old))
+                if old.place.seen_from(&self.here) == Belongs::Here =>
+            {
+                old.compute_modes_before.clone()
+            }
+            _ => ModesBefore::new(),
+        }
+    }
+
+    /// Makes the GPUs exclusive. What an earlier daemon has made so goes over to this one, or gets its mode back.
+    fn change_modes(
+        &self,
+        ui: &mut Ui<'_>,
+        to_change: &ModesBefore,
+        old: &ModesBefore,
+    ) -> Result<ModesBefore, Error> {
         let goes_over = |gpu: &GpuUuid| {
             let mut devices = self.plan.devices.iter();
-            self.exclusive && is_here && devices.any(|device| device.gpu().uuid == *gpu)
+            self.exclusive && devices.any(|device| device.gpu().uuid == *gpu)
         };
-        let all = std::mem::take(&mut old.compute_modes_before);
-        let (inherited, given_back) = all.into_iter().partition(|(gpu, _)| goes_over(gpu));
-        old.compute_modes_before = given_back;
-        compute_mode::restore(self.host, ui, &old)?;
-        Ok(inherited)
+        let (inherited, given_back): (ModesBefore, ModesBefore) =
+            old.clone().into_iter().partition(|(gpu, _)| goes_over(gpu));
+        compute_mode::restore(self.host, ui, &given_back)?;
+        let mut changed = compute_mode::make_exclusive(self.host, ui, to_change)?;
+        changed.extend(inherited);
+        Ok(changed)
     }
 
     fn record(&self, process: ProcessId, modes: &ModesBefore) -> DaemonRecord {
@@ -428,7 +453,19 @@ impl<'h> Wanted<'h> {
         Ok(record)
     }
 
-    /// Records a daemon that runs already, once it answers. Where it logs, only its own environment knows.
+    /// The record of a daemon that runs already. Where it logs, only its own environment knows.
+    fn record_of(&self, process: &Running, modes: &ModesBefore) -> DaemonRecord {
+        let mut record = self.record(process.id, modes);
+        if let Some(log) = process::variable_of(self.host, process.id.pid, "CUDA_MPS_LOG_DIRECTORY")
+        {
+            record.log_directory = log.into();
+        }
+        record.limits = DaemonLimits::default();
+        record
+    }
+
+    /// Sets the limits of a daemon that runs already and was recorded again. What it has then is recorded, also when not
+    /// all of them were confirmed.
     fn adopt(
         &self,
         ui: &mut Ui<'_>,
@@ -436,30 +473,31 @@ impl<'h> Wanted<'h> {
         process: &Running,
         modes: &ModesBefore,
     ) -> Result<DaemonRecord, Error> {
-        self.launch("").answers()?;
-        let mut record = self.record(process.id, modes);
-        if let Some(log) = process::variable_of(self.host, process.id.pid, "CUDA_MPS_LOG_DIRECTORY")
-        {
-            record.log_directory = log.into();
-        }
-        self.limit()?;
+        let mut record = self.record_of(process, modes);
+        ui.note(format!(
+            "{} ran already in {:?} without a record; it is recorded again",
+            process.id, record.pipe_directory
+        ));
+        let limited = self.limit();
         let found = self.control.default_limits(self.plan.devices.len());
-        let found = found.map_err(|error| daemon::no_answer(&record, error))?;
-        record.limits = found.as_set(&record.served().devices());
-        for change in &self.limits {
-            record.limits.take_over(change);
+        if let Ok(found) = &found {
+            record.limits = found.as_set(&record.served().devices());
         }
+        if limited.is_ok() {
+            for change in &self.limits {
+                record.limits.take_over(change);
+            }
+        }
+        locked.put(&record)?;
+        limited?;
+        found.map_err(|error| daemon::no_answer(&record, error))?;
+        server_limits::change(ui, &self.control, &record, &self.limits)?;
         if record.limits != self.limits() {
             ui.note(format!(
                 "it has limits that were set before: uni-cumps limits --name {}",
                 self.name
             ));
         }
-        locked.put(&record)?;
-        ui.note(format!(
-            "{} ran already in {:?} without a record; it is recorded again",
-            process.id, record.pipe_directory
-        ));
         Ok(record)
     }
 
@@ -473,12 +511,8 @@ impl<'h> Wanted<'h> {
         failure: Error,
     ) -> Error {
         if !matches!(failure, Error::LeftRunning { .. }) {
-            let nobody = ProcessId {
-                pid: 0,
-                start_ticks: 0,
-            };
             // The failure that we have is the one to tell.
-            let _ = compute_mode::restore(self.host, ui, &self.record(nobody, modes));
+            let _ = compute_mode::restore(self.host, ui, modes);
             mps::clear(self.host, &self.directories.pipe);
             runtime_dir::remove_if_empty(self.host, &self.directories.pipe);
             // What is left of it is an intent without a daemon, which the next start overwrites.
@@ -499,6 +533,16 @@ impl<'h> Wanted<'h> {
         }
         Ok(())
     }
+}
+
+/// Who starts a daemon.
+fn launcher(host: &Host) -> ProcessId {
+    let pid = process::our_pid();
+    let unknown = ProcessId {
+        pid,
+        start_ticks: 0,
+    };
+    process::running(host, pid).map_or(unknown, |running| running.id)
 }
 
 /// What the limits mean for each daemon. A GPU that one of several serves concerns that one alone.

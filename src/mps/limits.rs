@@ -114,6 +114,12 @@ impl Limit {
         is_value.then_some(line)
     }
 
+    /// What an answer says beside values.
+    fn messages(self, answer: &str) -> Vec<&str> {
+        let lines = answer.lines().filter(|line| !line.trim().is_empty());
+        lines.filter(|line| self.value(line).is_none()).collect()
+    }
+
     /// A value in words.
     fn shown(self, value: Option<&str>) -> String {
         match (self, value) {
@@ -144,7 +150,9 @@ fn script(change: &Change, scope: Scope) -> String {
 }
 
 /// Whether the daemon shows a limit as it was asked for.
-fn is_in_force(change: &Change, value: Option<&str>) -> bool {
+fn is_in_force(change: &Change, answer: &str) -> bool {
+    let limit = Limit::of(change);
+    let value = limit.value(answer);
     match change {
         Change::Threads(asked) => {
             let asked = asked.as_ref().map_or(100.0, |asked| asked.value());
@@ -152,7 +160,8 @@ fn is_in_force(change: &Change, value: Option<&str>) -> bool {
             // One decimal is shown, and the daemon rounds as C does.
             found.is_some_and(|found| (found - asked).abs() < 0.06)
         }
-        Change::Memory { limit: None, .. } => value.is_none(),
+        // No limit is shown as nothing, and a refusal is no nothing.
+        Change::Memory { limit: None, .. } => value.is_none() && limit.messages(answer).is_empty(),
         Change::Memory {
             limit: Some(limit), ..
         } => value.is_some_and(|value| is_shown_as(*limit, value)),
@@ -231,14 +240,11 @@ impl Control<'_> {
             Err(error) => return Err(not_confirmed(error.to_string()).into()),
         };
         let limit = Limit::of(change);
-        let value = limit.value(&answer);
-        if is_in_force(change, value) {
+        if is_in_force(change, &answer) {
             return Ok(());
         }
-        let messages: Vec<&str> = answer
-            .lines()
-            .filter(|line| limit.value(line).is_none())
-            .collect();
+        let value = limit.value(&answer);
+        let messages = limit.messages(&answer);
         let found = limit.shown(value);
         Err(not_confirmed(match messages.is_empty() {
             true => format!("it has {found}"),
@@ -312,8 +318,7 @@ mod tests {
 
     #[test]
     fn a_limit_is_in_force_when_it_is_shown_as_nvidia_shows_it() {
-        let holds =
-            |change: Change, answer: &str| is_in_force(&change, Limit::of(&change).value(answer));
+        let holds = |change: Change, answer: &str| is_in_force(&change, answer);
         // What drivers 535, 550 and 555 answer.
         assert!(holds(threads("30"), "30.0\n30.0"));
         assert!(holds(threads("12.35"), "12.3\n12.3"));
@@ -337,6 +342,8 @@ mod tests {
         assert!(!holds(memory("8G"), "1M"));
         assert!(!holds(memory("512M"), "0G"));
         assert!(!holds(memory(""), "8G"));
+        assert!(!holds(memory(""), "Insufficient privileges for UID 1002"));
+        assert!(!holds(memory(""), "Unknown command \"get\""));
         assert!(!holds(memory("8G"), "Insufficient privileges for UID 1002"));
         assert!(!holds(Change::Priority(Some(Priority::Low)), "0"));
         assert!(!holds(Change::Priority(None), ""));

@@ -51,7 +51,7 @@ fn when_the_time_to_drain_is_over_the_daemon_is_stopped_all_the_same() {
         let record = serving(&machine, &server, &[client.pid()]);
         let done = machine.run(["stop", "--drain", seconds]).succeeds();
         assert_eq!(done.json(), json!({"stopped": [record]}));
-        let note = format!("note: daemon a still has clients after {seconds} s\n");
+        let note = format!("note: daemon a was waited for {seconds} s: it still has clients\n");
         assert_eq!(done.stderr, note);
         machine.has_no_daemon();
         assert!(is_running(client.pid()));

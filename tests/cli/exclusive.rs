@@ -79,6 +79,18 @@ fn what_cannot_be_given_back_is_said_and_the_daemon_stopped_all_the_same() {
 }
 
 #[test]
+fn without_nvidia_smi_the_mode_that_was_there_is_said() {
+    let machine = Sandbox::new();
+    machine.start(&["--exclusive"]);
+    fs::remove_file(machine.bin().join("nvidia-smi")).unwrap();
+    machine
+        .run(["stop"])
+        .succeeds()
+        .said("GPU GPU-U0 did not get its compute mode Default back: nvidia-smi is not on PATH; as administrator: sudo nvidia-smi -i GPU-U0 -c DEFAULT");
+    machine.has_no_daemon();
+}
+
+#[test]
 fn a_start_that_fails_gives_the_gpu_back() {
     let machine = Sandbox::new();
     machine.conduct("launch fail no memory");

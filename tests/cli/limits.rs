@@ -276,9 +276,18 @@ fn a_refusal_with_status_0_is_a_failure_that_says_what_the_daemon_has() {
         ("wrong", "memory=8G", "it has a memory limit of 1M\n"),
         ("wrong", "priority=low", "it has priority=normal\n"),
         ("wrong", "priority=", "it has priority=low\n"),
+        (
+            "refused",
+            "memory=",
+            "it has no memory limit, and said: Insufficient privileges",
+        ),
     ] {
         let (machine, record) = machine_with(&format!("limits {conduct}\n"), 1);
-        let asked = setting.replace("memory=8G", "memory=GPU-U0=8192M");
+        let asked = match setting {
+            "memory=8G" => "memory=GPU-U0=8192M",
+            "memory=" => "memory=GPU-U0=",
+            other => other,
+        };
         machine
             .run(["limits", "--set", setting])
             .fails(&format!(
@@ -625,6 +634,50 @@ fn a_daemon_that_lost_its_record_is_recorded_with_the_limits_that_it_has() {
         json!({"threads": 20.0, "memory": {U0: "8192M"}})
     );
     again.said("note: it has limits that were set before: uni-cumps limits --name a\n");
+}
+
+#[test]
+fn a_daemon_whose_limits_fail_while_it_is_recorded_again_is_a_recorded_one() {
+    for conduct in ["limits refused\n", "limits die\n"] {
+        let (machine, record) = machine_with(conduct, 1);
+        fs::remove_file(machine.record_file("a")).unwrap();
+        let failed = machine.run(["start", "--name", "a", "--threads", "20"]);
+        failed.fails("the daemon did not confirm threads=20");
+        assert!(
+            !machine
+                .record_file("a")
+                .with_file_name("starting.json")
+                .exists()
+        );
+        assert_eq!(recorded(&machine), Value::Null);
+        machine.calls();
+        match conduct {
+            "limits die\n" => machine.run(["stop", "--name", "a"]).fails("stale"),
+            _ => {
+                assert_eq!(machine.daemons(), [pid(&record)]);
+                let done = machine.run(["stop"]).succeeds();
+                assert!(machine.calls().contains("< quit\n"));
+                done
+            }
+        };
+        machine.has_no_daemon();
+    }
+}
+
+#[test]
+fn the_servers_of_a_daemon_that_is_recorded_again_get_its_limits_too() {
+    let (machine, _) = machine_with("servers 77\n", 1);
+    fs::remove_file(machine.record_file("a")).unwrap();
+    machine
+        .run(["start", "--name", "a", "--threads", "20"])
+        .succeeds();
+    assert_eq!(
+        told(&machine),
+        [
+            "set_default_active_thread_percentage 20",
+            "set_active_thread_percentage 77 20"
+        ]
+    );
 }
 
 #[test]

@@ -377,11 +377,19 @@ impl Preparation<'_> {
         }
         let (_, mode) = owned_by_us(host, path, role)?;
         if mode & 0o022 != 0 {
+            let remedy = match mode & 0o1000 {
+                0 => format!("chmod 700 {}", crate::shell::quote_path(path)),
+                // It is meant for everybody, as /tmp is.
+                _ => format!(
+                    "name a directory of your own: {}",
+                    crate::shell::quote_path(&path.join("mps"))
+                ),
+            };
             return Err(unsafe_directory(
                 path,
                 role,
                 format!("others may write to it (mode {:04o})", mode & 0o7777),
-                format!("chmod 700 {}", crate::shell::quote_path(path)),
+                remedy,
             ));
         }
         if let Some((parent, mode)) = replaceable_in(host, path) {

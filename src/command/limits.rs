@@ -51,13 +51,14 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &LimitsArgs) -> Result<u8,
         return Ok(0);
     }
     let (mut daemons, _) = daemon::observe_all(host, &store)?;
-    daemons.retain(|daemon| daemon.state.reachable());
+    daemons.retain(|daemon| daemon.state.runs());
     if daemons.is_empty() {
         return Err(Error::NoLiveDaemon);
     }
     let mut report = Report(Vec::new());
     for daemon in daemons {
-        let answered = match ask(host, &daemon) {
+        let reachable = daemon::reachable(host, &store, daemon.clone());
+        let answered = match reachable.and_then(|_| ask(host, &daemon)) {
             Err(error @ Error::Interrupted(_)) => return Err(error),
             answered => answered,
         };

@@ -296,7 +296,7 @@ impl Stop<'_> {
             .ok_or(Error::NoProgram(CONTROL))?;
         let has_server = !process::children_of(self.host, process.id.pid).is_empty();
         if has_server {
-            self.name_clients(ui, &control, &record);
+            self.name_clients(ui, &control, &record)?;
         }
         // A daemon without a server waits for nobody.
         let limit = if has_server {
@@ -347,9 +347,20 @@ impl Stop<'_> {
         Ok(handle.is_none_or(|handle| handle.wait(self.host, limit)))
     }
 
-    /// Says whom the end of the daemon will hit.
-    fn name_clients(&self, ui: &mut Ui<'_>, control: &Control<'_>, record: &DaemonRecord) {
-        for client in attachment::clients_of(control, CLIENTS_LIMIT).unwrap_or_default() {
+    /// Says whom the end of the daemon will hit. One that does not tell is stopped all the same.
+    fn name_clients(
+        &self,
+        ui: &mut Ui<'_>,
+        control: &Control<'_>,
+        record: &DaemonRecord,
+    ) -> Result<(), Error> {
+        let clients = match attachment::clients_of(control, CLIENTS_LIMIT) {
+            Err(AskError::Call(RunError::Interrupted(signal))) => {
+                return Err(Error::Interrupted(signal));
+            }
+            clients => clients.unwrap_or_default(),
+        };
+        for client in clients {
             let program = process::program_name(self.host, client.pid);
             ui.note(format!(
                 "pid {} ({}) is a client of {}",
@@ -358,6 +369,7 @@ impl Stop<'_> {
                 record.name
             ));
         }
+        Ok(())
     }
 
     /// `quit` came back with a refusal, which exits with 0. Without its privileged socket the daemon refuses everybody.

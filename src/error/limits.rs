@@ -75,14 +75,14 @@ impl LimitFailure {
             Self::NotServed { served, .. } => Some(format!("it serves {}", list(served))),
             Self::Twice(_) | Self::Stopped { .. } => None,
             Self::NotConfirmed { cause, log, .. } => Some(with_log(cause, log.as_ref())),
-            Self::ServerNotReady { .. } => Some("it is still starting, or has failed".to_owned()),
+            Self::ServerNotReady { .. } => Some("it is still starting, or has failed; servers that start from now on have the limits".to_owned()),
         }
     }
 
     pub(super) fn hint(&self) -> String {
         match self {
             Self::NotServed { served, .. } => match served.first() {
-                Some(gpu) => format!("name one that it serves: {gpu}=8G"),
+                Some(gpu) => format!("name one that it serves, such as {gpu}"),
                 None => "uni-cumps status".into(),
             },
             Self::Twice(_) => {

@@ -676,7 +676,7 @@ impl Error {
             Self::UnsafeDirectory { remedy, .. } => remedy.clone(),
             Self::File { path, source, .. } => match source.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                    format!("make room: df -h {}", quote_path(path))
+                    format!("make room: df -h {}", quote_path(path.parent().unwrap_or(path)))
                 }
                 _ => format!("ls -ld {}", quote_path(path.parent().unwrap_or(path))),
             },
@@ -695,7 +695,7 @@ impl Error {
             }
             Self::LeftRunning { pid, .. } => format!("kill {pid}"),
             Self::EndedEarly { .. } => "its own messages stand above".into(),
-            Self::Interrupted(_) => "what had been started was ended again".into(),
+            Self::Interrupted(_) => "see how things stand: uni-cumps status".into(),
             Self::NotAnswering {
                 pid, stopped: true, ..
             } => format!("let it go on with kill -CONT {pid}, or add --force to end it"),

@@ -107,6 +107,8 @@ fn at(text: &str) -> Option<LocalTime> {
         Some((day, hour)) => (day, hour),
         None => (text, "00:00"),
     };
+    // There is no 30th of February.
+    day.parse::<jiff::civil::Date>().ok()?;
     let rest = match hour.len() {
         5 => ":00.000",
         8 => ".000",
@@ -166,6 +168,7 @@ mod tests {
             "2026-11-29 25:00",
             "2026-11-29 16:60",
             "2026-00-29",
+            "2026-02-30",
             "2026-13-01",
             "29.11.2026",
             "2026-11-2é",

@@ -217,7 +217,7 @@ fn start_chmods_user_dir() {
     start_in(&machine, &shared, &logs)
         .fails("\"<S>/shared\" cannot be used as the pipe directory")
         .said("others may write to it (mode 1777)")
-        .said("hint: chmod 700 <S>/shared");
+        .said("hint: name a directory of your own: <S>/shared/mps\n");
     assert_eq!((mode(&shared), mode(&logs)), (0o1777, 0o755));
     assert_eq!(fs::read_dir(&shared).unwrap().count(), 1);
     nothing_was_done(&machine);

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::gpu::{self, Device, GpuUuid, MigUuid};
+use crate::gpu::{self, Device, GpuUuid, MigUuid, UuidError};
 use crate::limits::{DaemonLimits, Served};
 
 /// A daemon's label: `[a-z0-9][a-z0-9-]{0,63}`, so that it is safe as a directory name.
@@ -170,11 +170,13 @@ struct Fields {
     created_at: f64,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     gpu_indices: Vec<u32>,
-    gpu_uuids: Vec<GpuUuid>,
+    /// What clients must have in `CUDA_VISIBLE_DEVICES`: GPUs, or one MIG instance. The Python command hands it on as it is.
+    gpu_uuids: Vec<String>,
     host: String,
     log_directory: PathBuf,
+    /// The GPU that the MIG instance is a part of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    mig_uuid: Option<MigUuid>,
+    mig_gpu_uuid: Option<GpuUuid>,
     pid: i32,
     pipe_directory: PathBuf,
     process_start_ticks: u64,
@@ -207,6 +209,28 @@ fn limits_of(fields: &mut Map<String, Value>) -> DaemonLimits {
     }
 }
 
+/// What the fields say is served. A MIG instance stands alone and names its GPU; whole GPUs name no other.
+fn served_by(uuids: &[String], mig_gpu: Option<GpuUuid>) -> Result<Served, String> {
+    let Some(gpu) = mig_gpu else {
+        let gpus: Result<Vec<GpuUuid>, UuidError> = uuids.iter().map(|uuid| uuid.parse()).collect();
+        let gpus = gpus.map_err(|error| format!("gpu_uuids: {error}"))?;
+        return match gpus.is_empty() {
+            true => Err("gpu_uuids is empty".to_owned()),
+            false => Ok(Served { gpus, mig: None }),
+        };
+    };
+    match uuids {
+        [mig] => Ok(Served {
+            gpus: vec![gpu],
+            mig: Some(mig.parse().map_err(|error| format!("gpu_uuids: {error}"))?),
+        }),
+        _ => Err(format!(
+            "mig_gpu_uuid is there, and gpu_uuids has {} entries instead of one MIG instance",
+            uuids.len()
+        )),
+    }
+}
+
 impl DaemonRecord {
     /// Reads a record file's content. The name is that of the directory; a `name` inside is not looked at.
     pub fn from_json(name: DaemonName, content: &[u8]) -> Result<Self, String> {
@@ -217,9 +241,7 @@ impl DaemonRecord {
         let mut fields: Fields =
             serde_json::from_value(value).map_err(|error| error.to_string())?;
         fields.unknown.remove("name");
-        if fields.gpu_uuids.is_empty() {
-            return Err("gpu_uuids is empty".to_owned());
-        }
+        let served = served_by(&fields.gpu_uuids, fields.mig_gpu_uuid)?;
         if fields.pid <= 0 {
             return Err(format!("pid {} is not a process", fields.pid));
         }
@@ -237,9 +259,9 @@ impl DaemonRecord {
                 pid_namespace: fields.pid_namespace,
             },
             topology_mode: fields.topology_mode,
-            gpu_uuids: fields.gpu_uuids,
+            gpu_uuids: served.gpus,
             gpu_indices: fields.gpu_indices,
-            mig_uuid: fields.mig_uuid,
+            mig_uuid: served.mig,
             compute_modes_before: fields.compute_modes_before,
             pipe_directory: fields.pipe_directory,
             log_directory: fields.log_directory,
@@ -255,14 +277,15 @@ impl DaemonRecord {
 
     /// The record as an object, keys sorted, as the file holds it and as `start` and `stop` print it.
     pub fn to_json(&self) -> Value {
+        let gpu_of = |_: &MigUuid| self.gpu_uuids.first().cloned();
         let fields = Fields {
             compute_modes_before: self.compute_modes_before.clone(),
             created_at: self.created_at,
             gpu_indices: self.gpu_indices.clone(),
-            gpu_uuids: self.gpu_uuids.clone(),
+            gpu_uuids: self.served().devices(),
             host: self.place.host.clone(),
             log_directory: self.log_directory.clone(),
-            mig_uuid: self.mig_uuid.clone(),
+            mig_gpu_uuid: self.mig_uuid.as_ref().and_then(gpu_of),
             pid: self.process.pid,
             pipe_directory: self.pipe_directory.clone(),
             process_start_ticks: self.process.start_ticks,
@@ -431,6 +454,44 @@ mod tests {
     fn a_record_of_the_reference_comes_back_as_it_was() {
         let expected: Value = serde_json::from_str(WRITTEN_BY_THE_REFERENCE).unwrap();
         assert_eq!(reference().to_json(), expected);
+    }
+
+    #[test]
+    fn a_mig_instance_stands_for_itself_and_names_its_gpu() {
+        const MIG: &str = "MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f";
+        let gpu = reference().gpu_uuids[0].to_string();
+        let read = |uuids: Value, mig_gpu: Option<Value>| {
+            let mut value: Value = serde_json::from_str(WRITTEN_BY_THE_REFERENCE).unwrap();
+            value["gpu_uuids"] = uuids;
+            value["added_later"] = true.into();
+            if let Some(mig_gpu) = mig_gpu {
+                value["mig_gpu_uuid"] = mig_gpu;
+            }
+            let record = DaemonRecord::from_json(name(), value.to_string().as_bytes());
+            record.map(|record| (record, value))
+        };
+        let (record, written) = read(serde_json::json!([MIG]), Some(gpu.as_str().into())).unwrap();
+        assert_eq!(record.gpu_uuids, reference().gpu_uuids);
+        assert_eq!(record.mig_uuid, MIG.parse().ok());
+        assert_eq!(record.gpu_list(), MIG);
+        assert_eq!(record.to_json(), written);
+        let gpu = || Some(Value::from(gpu.as_str()));
+        for (uuids, mig_gpu) in [
+            (serde_json::json!([MIG]), None),
+            (serde_json::json!([MIG]), Some(Value::Null)),
+            (serde_json::json!([MIG]), Some(MIG.into())),
+            (serde_json::json!([MIG]), Some(1.into())),
+            (serde_json::json!([MIG, MIG]), None),
+            (serde_json::json!([MIG, MIG]), gpu()),
+            (serde_json::json!([MIG, gpu()]), gpu()),
+            (serde_json::json!([MIG, gpu()]), None),
+            (serde_json::json!([gpu()]), gpu()),
+            (serde_json::json!([]), gpu()),
+            (serde_json::json!(["MIG-0"]), gpu()),
+        ] {
+            let read = read(uuids.clone(), mig_gpu.clone());
+            assert!(read.is_err(), "{uuids} {mig_gpu:?}");
+        }
     }
 
     #[test]

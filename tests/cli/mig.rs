@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use crate::support::{Sandbox, U0, U1, uni_cumps};
 
@@ -113,9 +113,17 @@ fn a_daemon_serves_one_instance() {
     let machine = divided();
     let record = machine.start(&["--gpus", &M0.to_uppercase()]);
     assert_eq!(record["name"], M0.to_lowercase());
-    // The Python command knows whole GPUs only, and reads every record.
-    assert_eq!(record["gpu_uuids"], json!([U0]));
-    assert_eq!(record["mig_uuid"], M0);
+    // The Python command makes CUDA_VISIBLE_DEVICES of it, so it is what the daemon serves.
+    assert_eq!(record["gpu_uuids"], json!([M0]));
+    assert_eq!(record["mig_gpu_uuid"], U0);
+    assert_eq!(record["gpu_indices"], json!([0]));
+    let file = fs::read_to_string(machine.record_file(&M0.to_lowercase())).unwrap();
+    let status = machine.run(["status", "--json"]).succeeds().json();
+    let shown = &status["managed_daemons"][0];
+    for (key, value) in serde_json::from_str::<Map<String, Value>>(&file).unwrap() {
+        assert_eq!(record[&key], value, "{key}");
+        assert_eq!(shown[&key], value, "{key}");
+    }
     assert_eq!(record["topology_mode"], "single_gpu");
     assert!(
         machine
@@ -138,7 +146,9 @@ fn a_daemon_serves_one_instance() {
         .run(["start", "--gpus", M0, "--name", "other"])
         .fails(&format!("already serves GPU MIG 3g.20gb ({M0}) of index 0"));
     machine.run(["stop", "--gpu", M1]).succeeds();
-    machine.run(["stop"]).succeeds();
+    let stopped = machine.run(["stop"]).succeeds().json();
+    assert_eq!(stopped["stopped"][0]["gpu_uuids"], json!([M0]));
+    assert_eq!(stopped["stopped"][0]["mig_gpu_uuid"], U0);
     machine.has_no_daemon();
 }
 
@@ -190,11 +200,7 @@ fn all_means_a_daemon_for_each_instance_and_each_whole_gpu() {
     let started = report["started"].as_array().unwrap();
     let served: Vec<&str> = started
         .iter()
-        .map(|record| {
-            record["mig_uuid"]
-                .as_str()
-                .unwrap_or_else(|| record["gpu_uuids"][0].as_str().unwrap())
-        })
+        .map(|record| record["gpu_uuids"][0].as_str().unwrap())
         .collect();
     assert_eq!(served, [M0, M1, U1]);
     let again = machine
@@ -214,7 +220,7 @@ fn all_means_a_daemon_for_each_instance_and_each_whole_gpu() {
 fn the_only_visible_instance_is_meant_without_a_selector() {
     let machine = h100();
     let record = machine.start(&[]);
-    assert_eq!(record["mig_uuid"], M2);
+    assert_eq!(record["gpu_uuids"], json!([M2]));
     let machine = divided();
     machine
         .run(["start"])
@@ -225,7 +231,7 @@ fn the_only_visible_instance_is_meant_without_a_selector() {
         .env("CUDA_VISIBLE_DEVICES", M1)
         .succeeds()
         .json();
-    assert_eq!(masked["mig_uuid"], M1);
+    assert_eq!(masked["gpu_uuids"], json!([M1]));
 }
 
 #[test]

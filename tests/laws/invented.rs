@@ -242,6 +242,7 @@ pub(crate) const FIELDS: &[&str] = &[
     "gpu_uuids",
     "host",
     "log_directory",
+    "mig_gpu_uuid",
     "name",
     "pid",
     "pid_namespace",
@@ -343,6 +344,8 @@ pub(crate) fn tampered_record() -> impl Strategy<Value = Vec<u8>> {
                 "\"/\\u0000\"",
                 "[]",
                 "[\"GPU-0\"]",
+                "\"GPU-0\"",
+                "[\"MIG-c6d4f1ef-42e4-5de3-91c7-45d71c87eb3f\"]",
                 "null"
             ][..]
         )

@@ -12,7 +12,7 @@ use crate::compute_mode;
 use crate::error::Error;
 use crate::gpu::{Gpu, GpuUuid, MigUuid, Selector, SelectorItem};
 use crate::host::Host;
-use crate::mps::{self, AskError, Keeper, Socket};
+use crate::mps::{self, AskError, Control, Keeper, Socket};
 use crate::nvidia_smi;
 use crate::process::{self, Handle, Running};
 use crate::rank;
@@ -91,6 +91,23 @@ impl State {
     }
 }
 
+/// Why a daemon is not asked.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unasked {
+    /// Its process is stopped and would not answer.
+    #[error("its process is stopped (state T)")]
+    Stopped,
+    /// Nobody, or somebody else, would answer. This stands at its socket's place.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The pids that it would tell are those of other processes here.
+    #[error("it was started in another pid namespace, and its pids mean nothing here")]
+    OtherPidNamespace,
+    /// It is gone, or on another machine. The word is that of its state.
+    #[error("its state is {0}")]
+    State(&'static str),
+}
+
 /// A record and the state of its daemon.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Observed {
@@ -103,6 +120,24 @@ pub struct Observed {
 }
 
 impl Observed {
+    /// How the daemon is asked, or why it need not be tried. Fails where the control program is not installed.
+    pub fn control<'h>(&self, host: &'h Host) -> Result<Result<Control<'h>, Unasked>, Error> {
+        let record = &self.record;
+        Ok(Err(match self.state {
+            State::Live(_) => {
+                let control = Control::find(host, &record.pipe_directory, &record.log_directory);
+                return control.map(Ok).ok_or(Error::NoProgram(mps::CONTROL));
+            }
+            State::NotAnswering(_) => Unasked::Stopped,
+            State::Unreachable(_) => {
+                let path = mps::control_path(&record.pipe_directory);
+                Unasked::Unreachable(self.socket.describe(&path))
+            }
+            State::OtherPidNamespace { .. } => Unasked::OtherPidNamespace,
+            State::Stale | State::OtherBoot | State::OtherHost => Unasked::State(self.state.word()),
+        }))
+    }
+
     /// The record with its state, as `status --json` and `doctor --json` show it.
     pub fn to_json(&self) -> Value {
         let mut value = self.record.to_json();

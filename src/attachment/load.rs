@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::{AskError, Control};
-use crate::daemon::{Observed, State};
+use crate::daemon::Observed;
 use crate::error::Error;
 use crate::host::Host;
 use crate::runner::{RunError, hold_signals};
@@ -18,8 +18,8 @@ pub struct Load {
     pub clients: Option<usize>,
 }
 
-/// Asks a daemon for its servers and their clients, within `limit` in all. What it told before it fell silent stands beside
-/// the failure.
+/// Asks a daemon for its servers and their clients, within `limit` in all. A server that has ended meanwhile does not count.
+/// What the daemon told before it fell silent stands beside the failure.
 pub fn load_of(
     host: &Host,
     control: &Control<'_>,
@@ -32,13 +32,15 @@ pub fn load_of(
         Ok(servers) => servers,
         Err(error) => return (load, Err(error)),
     };
-    load.servers = Some(servers.len());
-    let mut clients = 0;
+    let (mut running, mut clients) = (servers.len(), 0);
+    load.servers = Some(running);
     for server in servers {
         match control.clients(server, left()) {
-            Ok(pids) => clients += pids.len(),
+            Ok(Some(pids)) => clients += pids.len(),
+            Ok(None) => running -= 1,
             Err(error) => return (load, Err(error)),
         }
+        load.servers = Some(running);
     }
     load.clients = Some(clients);
     (load, Ok(()))
@@ -47,20 +49,16 @@ pub fn load_of(
 /// What each of these daemons tells within `limit`, in their order. All are asked at once, so that silent ones cost the limit
 /// once; one that cannot answer is not asked.
 pub fn loads_of(host: &Host, daemons: &[Observed], limit: Duration) -> Result<Vec<Load>, Error> {
-    let ask = |daemon: &Observed| {
-        let (pipe, log) = (&daemon.record.pipe_directory, &daemon.record.log_directory);
-        match Control::find(host, pipe, log) {
-            Some(control) => load_of(host, &control, limit),
-            None => (Load::default(), Ok(())),
-        }
-    };
-    let answers = |daemon: &Observed| matches!(daemon.state, State::Live(_));
+    let control_of = |daemon: &Observed| daemon.control(host).ok()?.ok();
     // A signal has its effect when every call has ended: it would end us and leave the calls behind.
     let _held = hold_signals();
     let asked: Vec<(Load, Result<(), AskError>)> = thread::scope(|scope| {
         let asking: Vec<_> = daemons
             .iter()
-            .map(|daemon| answers(daemon).then(|| scope.spawn(move || ask(daemon))))
+            .map(|daemon| {
+                let control = control_of(daemon)?;
+                Some(scope.spawn(move || load_of(host, &control, limit)))
+            })
             .collect();
         let answer = |thread: Option<thread::ScopedJoinHandle<'_, _>>| {
             // A thread that panicked has told nothing.

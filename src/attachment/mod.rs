@@ -22,11 +22,12 @@ pub struct Client {
     pub server: i32,
 }
 
-/// All clients of a daemon's servers, as far as the daemon tells. Each question may take `limit`.
+/// All clients of a daemon's servers, as far as the daemon tells. A server that has ended meanwhile has none. Each question
+/// may take `limit`.
 pub fn clients_of(control: &Control<'_>, limit: Duration) -> Result<Vec<Client>, AskError> {
     let mut found = Vec::new();
     for server in control.servers(limit)? {
-        let pids = control.clients(server, limit)?;
+        let pids = control.clients(server, limit)?.unwrap_or_default();
         found.extend(pids.into_iter().map(|pid| Client { pid, server }));
     }
     Ok(found)

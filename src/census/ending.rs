@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{LIMIT, control_of, unless_interrupted};
+use super::{LIMIT, unless_interrupted};
 use crate::attachment;
 use crate::daemon::Observed;
 use crate::error::{ClientFailure, Error};
@@ -124,12 +124,12 @@ fn find<'h>(
         if keeper == Some(process.parent) {
             return Err(ours("a server").into());
         }
-        let asked = match control_of(host, daemon)? {
+        let asked = match daemon.control(host)? {
             Ok(control) => {
                 let place = unless_interrupted(place_of(&control, pid))?;
                 place.map(|place| (control, place))
             }
-            Err(reason) => Err(reason),
+            Err(reason) => Err(reason.to_string()),
         };
         match asked {
             Ok((_, Some(Place::Server))) => return Err(ours("a server").into()),
@@ -174,7 +174,7 @@ fn place_of(control: &Control<'_>, pid: i32) -> Result<Option<Place>, AskError> 
 
 /// Whether a server counts a process among its clients. One that is gone counts nobody.
 fn is_listed(control: &Control<'_>, server: i32, pid: i32) -> Result<bool, AskError> {
-    let clients = control.clients_of_server(server, LIMIT)?;
+    let clients = control.clients(server, LIMIT)?;
     Ok(clients.is_some_and(|clients| clients.contains(&pid)))
 }
 

@@ -5,10 +5,10 @@ mod ending;
 
 use std::time::Duration;
 
-use crate::daemon::{Observed, State};
+use crate::daemon::Observed;
 use crate::error::Error;
 use crate::host::Host;
-use crate::mps::{AskError, CONTROL, Control, ServerState, control_path};
+use crate::mps::{AskError, Control, ServerState};
 use crate::nvidia_smi::{self, App};
 use crate::process::{self, Running};
 use crate::record::DaemonName;
@@ -64,9 +64,9 @@ pub struct Client {
 pub fn take(host: &Host, daemons: &[Observed]) -> Result<Vec<Counted>, Error> {
     let mut counted = Vec::new();
     for daemon in daemons {
-        let servers = match control_of(host, daemon)? {
+        let servers = match daemon.control(host)? {
             Ok(control) => servers(host, &control)?,
-            Err(reason) => Err(reason),
+            Err(reason) => Err(reason.to_string()),
         };
         let name = daemon.record.name.clone();
         counted.push(Counted { name, servers });
@@ -86,28 +86,6 @@ pub fn take(host: &Host, daemons: &[Observed]) -> Result<Vec<Counted>, Error> {
     Ok(counted)
 }
 
-/// How a daemon is asked, or why it need not be tried.
-fn control_of<'h>(host: &'h Host, daemon: &Observed) -> Result<Result<Control<'h>, String>, Error> {
-    let record = &daemon.record;
-    Ok(Err(match daemon.state {
-        State::Live(_) => {
-            let control = Control::find(host, &record.pipe_directory, &record.log_directory);
-            return control.map(Ok).ok_or(Error::NoProgram(CONTROL));
-        }
-        State::NotAnswering(_) => "its process is stopped (state T)".to_owned(),
-        State::Unreachable(_) => daemon
-            .socket
-            .describe(&control_path(&record.pipe_directory)),
-        // The numbers that it would tell are those of other processes here.
-        State::OtherPidNamespace { .. } => {
-            "it was started in another pid namespace, and its pids mean nothing here".to_owned()
-        }
-        State::Stale | State::OtherBoot | State::OtherHost => {
-            format!("its state is {}", daemon.state.word())
-        }
-    }))
-}
-
 fn servers(host: &Host, control: &Control<'_>) -> Result<Result<Vec<Server>, String>, Error> {
     let ask = || -> Result<Vec<Server>, AskError> {
         let mut found = Vec::new();
@@ -124,7 +102,7 @@ fn server(host: &Host, control: &Control<'_>, pid: i32) -> Result<Option<Server>
         return Ok(None);
     };
     let state = control.server_state(pid, LIMIT)?;
-    let Some(pids) = control.clients_of_server(pid, LIMIT)? else {
+    let Some(pids) = control.clients(pid, LIMIT)? else {
         return Ok(None);
     };
     let running = pids
@@ -133,7 +111,7 @@ fn server(host: &Host, control: &Control<'_>, pid: i32) -> Result<Option<Server>
     let running: Vec<Running> = running.collect();
     let threads = match running.is_empty() {
         true => None,
-        false => control.server_threads(pid, LIMIT)?,
+        false => control.server_threads(pid)?,
     };
     let clients = running
         .iter()

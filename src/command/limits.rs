@@ -5,12 +5,12 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::cli::LimitsArgs;
-use crate::daemon::{self, Observed, State};
+use crate::daemon::{self, Observed, Unasked};
 use crate::error::{Error, LimitFailure};
 use crate::gpu::{Gpu, GpuIdentity};
 use crate::host::Host;
 use crate::limits::{self, Change, Priority, Setting};
-use crate::mps::{AskError, CONTROL, Control, FoundLimits, Scope, ServerLimits};
+use crate::mps::{AskError, Control, FoundLimits, Scope, ServerLimits};
 use crate::nvidia_smi;
 use crate::process;
 use crate::record::DaemonRecord;
@@ -73,15 +73,20 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &LimitsArgs) -> Result<u8,
     ))
 }
 
-/// The control program for the daemon of a record. One that is stopped would not answer.
+/// How a daemon is asked, or the complaint that it cannot be.
 fn control_of<'h>(host: &'h Host, daemon: &Observed) -> Result<Control<'h>, Error> {
-    let record = &daemon.record;
-    if let State::NotAnswering(process) = &daemon.state {
-        let (name, pid) = (record.name.clone(), process.id.pid);
-        return Err(LimitFailure::Stopped { name, pid }.into());
-    }
-    Control::find(host, &record.pipe_directory, &record.log_directory)
-        .ok_or(Error::NoProgram(CONTROL))
+    let (name, pid) = (daemon.record.name.clone(), daemon.record.process.pid);
+    daemon.control(host)?.map_err(|reason| match reason {
+        Unasked::Stopped => LimitFailure::Stopped { name, pid }.into(),
+        Unasked::OtherPidNamespace => Error::OtherPidNamespace(name),
+        Unasked::Unreachable(_) => daemon::unreachable(daemon),
+        Unasked::State(_) => Error::NotAnswering {
+            name,
+            pid,
+            cause: reason.to_string(),
+            stopped: false,
+        },
+    })
 }
 
 fn ask(host: &Host, daemon: &Observed) -> Result<Answered, Error> {
@@ -118,8 +123,8 @@ fn set(
     let locked = store.lock(&name)?;
     let entry = locked.entry().ok_or(Error::NoRecord(name))?;
     let daemon = daemon::observe(host, &process::place(host), entry.into_record()?);
+    let before = daemon::reachable(host, store, daemon.clone())?;
     let control = control_of(host, &daemon)?;
-    let before = daemon::reachable(host, store, daemon)?;
     let changes = changes(host, &before, settings)?;
     // The record is to say what the daemon has, whenever a signal comes.
     let _held = hold_signals();

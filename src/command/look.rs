@@ -38,6 +38,6 @@ fn our_server(host: &Host) -> Option<i32> {
     servers.into_iter().find(|server| {
         control
             .clients(*server, LIMIT)
-            .is_ok_and(|clients| clients.contains(&us))
+            .is_ok_and(|clients| clients.is_some_and(|clients| clients.contains(&us)))
     })
 }

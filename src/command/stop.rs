@@ -133,18 +133,15 @@ impl Stop<'_> {
             if record.uid != self.host.uid {
                 continue;
             }
-            let State::Live(process) = daemon::observe(self.host, &here, record.clone()).state
-            else {
-                continue;
-            };
-            let Some(control) =
-                Control::find(self.host, &record.pipe_directory, &record.log_directory)
+            let daemon = daemon::observe(self.host, &here, record);
+            let (State::Live(process), Ok(Ok(control))) =
+                (&daemon.state, daemon.control(self.host))
             else {
                 continue;
             };
             let waiting = format!("waiting for the clients of daemon {name} to end");
             let drained = ui.waiting(&waiting, || {
-                census::wait_for_no_client(self.host, &control, &process, until)
+                census::wait_for_no_client(self.host, &control, process, until)
             })?;
             if let Err(why) = drained {
                 ui.note(format!("daemon {name} was waited for {seconds} s: {why}"));

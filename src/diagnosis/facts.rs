@@ -245,17 +245,20 @@ fn ask(host: &Host, control: &Control<'_>) -> Result<Result<Vec<Server>, String>
         }
         Err(error) => return Ok(Err(error.to_string())),
     };
-    let servers = pids.into_iter().map(|pid| Server {
-        pid,
-        uid: user(pid),
-        clients: control
-            .clients(pid, LIMIT)
-            .unwrap_or_default()
-            .into_iter()
-            .map(|client| (client, user(client)))
-            .collect(),
-    });
-    Ok(Ok(servers.collect()))
+    let server = |pid| {
+        let clients = match control.clients(pid, LIMIT) {
+            Ok(clients) => clients?,
+            Err(_) => Vec::new(),
+        };
+        let clients = clients.into_iter().map(|client| (client, user(client)));
+        Some(Server {
+            pid,
+            uid: user(pid),
+            clients: clients.collect(),
+        })
+    };
+    // One that has ended meanwhile is left out.
+    Ok(Ok(pids.into_iter().filter_map(server).collect()))
 }
 
 /// How many MIG instances the whole GPUs among these devices have. The kernel module shows one as a directory `gi<n>` of

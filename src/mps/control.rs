@@ -213,12 +213,6 @@ impl<'h> Control<'h> {
         Ok(answer)
     }
 
-    /// The pids of the clients of one server, as far as the daemon tells.
-    pub fn clients(&self, server: i32, limit: Duration) -> Result<Vec<i32>, AskError> {
-        let answer = self.ask(&format!("get_client_list {server}"), limit)?;
-        Ok(pids(&answer))
-    }
-
     /// One session with the daemon: it serves one at a time, and a second one may end with status 0, no output and
     /// nothing done. So ours wait for each other, carry a made-up command whose echo proves that the session was
     /// real, and are repeated without it. A control program that never echoes is taken at its exit status (`patience`).

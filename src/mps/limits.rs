@@ -208,6 +208,13 @@ impl Control<'_> {
         }))
     }
 
+    /// The most of the GPU's threads that clients of one server may occupy, in percent. A server that is not ready has
+    /// none.
+    pub fn server_threads(&self, server: i32) -> Result<Option<f64>, AskError> {
+        let threads = self.limit(Limit::Threads, Scope::Server(server))?;
+        Ok(threads.and_then(|value| value.parse().ok()))
+    }
+
     fn memory_limits(&self, scope: Scope, devices: usize) -> Result<Vec<Option<String>>, AskError> {
         (0..devices)
             .map(|device| self.limit(Limit::Memory(device), scope))
@@ -313,6 +320,16 @@ mod tests {
             ),
         ] {
             assert_eq!(script(&change, scope), text);
+        }
+    }
+
+    #[test]
+    fn a_percentage_is_a_number_on_the_last_line() {
+        let value = |answer| Limit::Threads.value(answer);
+        assert_eq!(value("30.0"), Some("30.0"));
+        assert_eq!(value("a remark\n30.0\n"), Some("30.0"));
+        for answer in ["", "nan", "inf", "Server 12 not found", "30.0\na remark"] {
+            assert_eq!(value(answer), None, "{answer}");
         }
     }
 

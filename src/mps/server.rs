@@ -61,11 +61,7 @@ impl Termination {
 
 impl Control<'_> {
     /// The pids of the clients of one server; `None` if the daemon has no such server any more.
-    pub fn clients_of_server(
-        &self,
-        server: i32,
-        limit: Duration,
-    ) -> Result<Option<Vec<i32>>, AskError> {
+    pub fn clients(&self, server: i32, limit: Duration) -> Result<Option<Vec<i32>>, AskError> {
         let answer = self.ask(&format!("get_client_list {server}"), limit)?;
         Ok((!is_unknown(server, &answer)).then(|| pids(&answer)))
     }
@@ -78,13 +74,6 @@ impl Control<'_> {
     ) -> Result<Option<ServerState>, AskError> {
         let answer = self.ask(&format!("get_server_status {server}"), limit)?;
         Ok(ServerState::told_by(&answer))
-    }
-
-    /// The most of the GPU's threads that clients of one server may occupy, in percent. A server that is not ready has
-    /// none.
-    pub fn server_threads(&self, server: i32, limit: Duration) -> Result<Option<f64>, AskError> {
-        let answer = self.ask(&format!("get_active_thread_percentage {server}"), limit)?;
-        Ok(answer.trim().parse().ok())
     }
 
     /// Has the daemon take a client off the GPU, which waits for it. A session that is dropped is repeated, so a client may

@@ -255,12 +255,17 @@ fn a_client_has_its_own_percentage_or_its_servers_whichever_is_less() {
         ("many", "threads 50.0", json!(50.0)),
         ("30", "threads none", json!(30.0)),
         ("", "threads none", Value::Null),
+        ("", "threads nan", Value::Null),
+        ("", "threads inf", Value::Null),
     ] {
         let machine = Sandbox::new();
         let (server, client) = (Sleeper::new(), limited(own));
         serving_as(&machine, &server, &[client.pid()], of_server);
         let report = clients(&machine, &["--json"]).succeeds().json();
         assert_eq!(only_client(&report)["threads"], expected, "{own}");
+        let text = clients(&machine, &[]).succeeds().text();
+        let is_unknown = text.contains(" threads=unknown");
+        assert_eq!(is_unknown, expected.is_null(), "{text}");
     }
 }
 

@@ -4,7 +4,9 @@ use std::fs;
 
 use serde_json::{Value, json};
 
-use crate::support::{N0, Sandbox, U0, U1, U2, freeze, pid, uni_cumps, uuid, wait_until};
+use crate::support::{
+    N0, Sandbox, U0, U1, U2, freeze, pid, uni_cumps, uuid, wait_until, without_root,
+};
 
 const UNLIMITED: &str =
     "limits daemon=a of=default threads=100.0 memory=GPU-U0=none priority=normal\n";
@@ -487,6 +489,23 @@ fn a_daemon_that_is_stopped_is_not_asked_and_hides_no_other() {
     machine.run(["limits", "--name", "a"]).fails(&sentence);
     let set = ["limits", "--name", "a", "--set", "threads=30"];
     machine.run(set).fails(&sentence);
+}
+
+#[test]
+fn a_daemon_of_another_pid_namespace_is_not_asked() {
+    if without_root() {
+        return;
+    }
+    let elsewhere = ["/usr/bin/unshare", "-pf", "--mount-proc"];
+    let (machine, _) = machine_with("", 1);
+    for args in [&["--name", "a"][..], &["--name", "a", "--set=threads=30"]] {
+        let asked = machine.run(["limits"]).with(args).under(elsewhere);
+        asked.fails("daemon a was started in another pid namespace");
+    }
+    let all = machine.run(["limits"]).under(elsewhere).finish();
+    let text = all.exited(1).text();
+    assert!(text.contains("limits daemon=a unknown\n"), "{text}");
+    assert_eq!(machine.calls(), "");
 }
 
 #[test]

@@ -53,6 +53,14 @@ fn a_daemon_tells_its_servers_and_clients() {
 }
 
 #[test]
+fn a_server_that_ends_meanwhile_does_not_count() {
+    let machine = Sandbox::new();
+    machine.conduct("servers 4711 4712\nclients 11\nlost 4711");
+    machine.start(&["--name", "a"]);
+    assert_eq!(counts(&shown(&machine, "a")), (json!(1), json!(1)));
+}
+
+#[test]
 fn a_person_sees_them_in_columns() {
     let machine = Sandbox::new();
     machine.conduct("servers 4711\nclients 11 12");

@@ -154,6 +154,16 @@ fn given_up(driver: &Driver) {
     assert!(!stop.wait().unwrap().success());
     assert!(machine.record_file("a").exists());
     assert!(is_running(server) && is_running(pid(&record)));
+    // It also ends the next one while that asks for the clients in vain.
+    let stop = machine.run(["stop", "--timeout", "1"]).spawn();
+    let children = format!("/proc/{0}/task/{0}/children", stop.id());
+    wait_until("it asks the daemon", || {
+        fs::read_to_string(&children).is_ok_and(|children| !children.is_empty())
+    });
+    signal(i32::try_from(stop.id()).unwrap(), Signal::SIGINT);
+    let output = stop.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert!(is_running(server) && is_running(pid(&record)));
     machine
         .run(["stop", "--timeout", "1"])
         .succeeds()

@@ -58,6 +58,8 @@ pub struct Discovery {
     pub gpus: Vec<Gpu>,
     /// What nvidia-smi said besides.
     pub messages: Vec<String>,
+    /// Why MIG instances may be missing from the list.
+    pub undivided: Option<SmiFailure>,
 }
 
 impl Discovery {
@@ -92,8 +94,26 @@ impl Discovery {
         plans.map_err(|error| self.explain(error))
     }
 
-    /// Completes a failure to find a GPU with what nvidia-smi said.
+    /// Why visible GPUs are not among those that `resolve_all` takes for all.
+    pub fn left_out(&self, selector: Option<&str>, mask: Option<&str>) -> Vec<Selection> {
+        let left = topology::left_out(selector, &self.gpus, mask).into_iter();
+        left.map(|error| self.explain(error)).collect()
+    }
+
+    /// Completes a failure to find a GPU with what nvidia-smi said. An instance that is missing says nothing where
+    /// instances could not be listed.
     fn explain(&self, error: Selection) -> Selection {
+        if let Some(failure) = &self.undivided {
+            match &error {
+                Selection::Divided { instances, .. } if instances.is_empty() => {
+                    return Selection::InstancesUnknown(failure.clone());
+                }
+                Selection::NoSuchMig { .. } | Selection::MaskHidesAll { .. } => {
+                    return Selection::InstancesUnknown(failure.clone());
+                }
+                _ => {}
+            }
+        }
         match error {
             Selection::NoGpu { diagnostic: None } => Selection::NoGpu {
                 diagnostic: Some(
@@ -105,13 +125,24 @@ impl Discovery {
         }
     }
 
-    /// Finds the parts of GPUs in MIG mode; asked only where there are such.
+    /// Finds the parts of GPUs in MIG mode; asked only where there are such. Whole GPUs are of use without them, so a
+    /// failure is kept beside what was listed.
     fn divide(&mut self, host: &Host) -> Result<(), SmiFailure> {
         let is_divided = |gpu: &Gpu| matches!(gpu, Gpu::Usable { mig: Some(_), .. });
         if !self.gpus.iter().any(is_divided) {
             return Ok(());
         }
-        let listed = instances(&query(host, "list the MIG instances", LIST_ARGS)?);
+        let (list, failure) = answer(host, "list the MIG instances", LIST_ARGS);
+        match failure {
+            Some(SmiFailure::Interrupted(signal)) => return Err(SmiFailure::Interrupted(signal)),
+            Some(failure) => {
+                let message = format!("the MIG instances could not be listed: {failure}");
+                self.messages.push(message);
+                self.undivided = Some(failure);
+            }
+            None => {}
+        }
+        let listed = instances(&list);
         for gpu in &mut self.gpus {
             if let Gpu::Usable {
                 identity,
@@ -277,15 +308,31 @@ fn query<const N: usize>(
     purpose: &'static str,
     args: [&str; N],
 ) -> Result<String, SmiFailure> {
-    let Ok(mut call) = call(host) else {
-        return Ok(String::new());
+    match answer(host, purpose, args) {
+        (_, Some(failure @ SmiFailure::Interrupted(_))) => Err(failure),
+        (stdout, _) => Ok(stdout),
+    }
+}
+
+/// What nvidia-smi prints for another query, and how it fails. It may do both.
+fn answer<const N: usize>(
+    host: &Host,
+    purpose: &'static str,
+    args: [&str; N],
+) -> (String, Option<SmiFailure>) {
+    let mut call = match call(host) {
+        Ok(call) => call,
+        Err(failure) => return (String::new(), Some(failure)),
     };
     call.purpose = purpose;
     call.args = args.map(Into::into).to_vec();
+    let program = call.program.clone();
     match host.runner.run(&call) {
-        Ok(finished) => Ok(finished.stdout),
-        Err(RunError::Interrupted(signal)) => Err(SmiFailure::Interrupted(signal)),
-        Err(_) => Ok(String::new()),
+        Ok(finished) => {
+            let failure = (!finished.status.success()).then(|| failed(program, &finished));
+            (finished.stdout, failure)
+        }
+        Err(error) => (String::new(), Some(not_run(program, error))),
     }
 }
 
@@ -323,6 +370,7 @@ fn read(program: PathBuf, finished: &Finished) -> Result<Discovery, SmiFailure> 
         program,
         gpus,
         messages,
+        undivided: None,
     })
 }
 

@@ -224,11 +224,10 @@ pub fn resolve_all(
             for item in &items {
                 match selected(item, gpus) {
                     // Where each gets its own daemon, so do the parts of a divided GPU.
-                    Err(Selection::Divided { gpu, .. })
-                        if mode == Some(TopologyMode::TaskPerGpu) =>
+                    Err(Selection::Divided { instances, .. })
+                        if mode == Some(TopologyMode::TaskPerGpu) && !instances.is_empty() =>
                     {
-                        let parts = visible_devices(gpus, None)?.into_iter();
-                        devices.extend(parts.filter(|device| *device.gpu() == gpu));
+                        devices.extend(instances);
                     }
                     device => devices.push(device?),
                 }
@@ -263,6 +262,15 @@ pub fn resolve_all(
         }
         mode => Ok(vec![plan(mode, devices)]),
     }
+}
+
+/// Why a visible GPU has no device among those that `resolve_all` takes for all. Another selector leaves none out.
+pub fn left_out(selector: Option<&str>, gpus: &[Gpu], mask: Option<&str>) -> Vec<Selection> {
+    let all = selector.is_none_or(|text| text.parse() == Ok(Selector::All));
+    let seen = visible(gpus, mask).gpus.into_iter();
+    seen.filter(|gpu| all && gpu.devices().is_empty())
+        .filter_map(|gpu| whole(&gpu).err())
+        .collect()
 }
 
 /// The selector without what does not matter in it.
@@ -320,7 +328,7 @@ fn selected(item: &SelectorItem, gpus: &[Gpu]) -> Result<Device, Selection> {
                 Gpu::Unusable {
                     index: Some(index),
                     diagnostic,
-                } if index == wanted => return Err(unusable(*index, diagnostic)),
+                } if index == wanted => return Err(unusable(Some(*index), diagnostic)),
                 Gpu::Unusable { .. } | Gpu::Usable { .. } => {}
             }
         }
@@ -355,11 +363,11 @@ fn whole(gpu: &Gpu) -> Result<Device, Selection> {
             mig: None,
             ..
         } => Ok(Device::Gpu(identity.clone())),
-        Gpu::Unusable { index, diagnostic } => Err(unusable(index.unwrap_or_default(), diagnostic)),
+        Gpu::Unusable { index, diagnostic } => Err(unusable(*index, diagnostic)),
     }
 }
 
-fn unusable(index: u32, diagnostic: &str) -> Selection {
+fn unusable(index: Option<u32>, diagnostic: &str) -> Selection {
     Selection::UnusableGpu {
         index,
         diagnostic: diagnostic.to_owned(),
@@ -372,7 +380,7 @@ fn none_at_all(gpus: &[Gpu]) -> Selection {
         Some(Gpu::Unusable {
             index: Some(index),
             diagnostic,
-        }) => unusable(*index, diagnostic),
+        }) => unusable(Some(*index), diagnostic),
         Some(gpu @ Gpu::Usable { .. }) => whole(gpu)
             .err()
             .unwrap_or(Selection::NoGpu { diagnostic: None }),

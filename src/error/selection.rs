@@ -1,6 +1,6 @@
 //! What goes wrong when somebody says, or leaves out, which GPUs are meant.
 
-use super::list;
+use super::{SmiFailure, list};
 use crate::gpu::{Device, GpuIdentity, SelectorError, UuidError};
 
 /// Why it is not clear which devices are meant, or why they cannot be had.
@@ -28,10 +28,10 @@ pub enum Selection {
         instances: Vec<Device>,
     },
     /// `--gpus` or the mask names a GPU whose row nvidia-smi could not fill in.
-    #[error("GPU index {index} is not usable")]
+    #[error("{} is not usable", by_index(*index))]
     UnusableGpu {
-        /// nvidia-smi's index.
-        index: u32,
+        /// nvidia-smi's index, where the row still says one.
+        index: Option<u32>,
         /// nvidia-smi's text.
         diagnostic: String,
     },
@@ -43,6 +43,9 @@ pub enum Selection {
         /// Its instances.
         instances: Vec<Device>,
     },
+    /// What is meant is a MIG instance, or may be one, and nvidia-smi did not list them.
+    #[error("the MIG instances of this machine could not be listed")]
+    InstancesUnknown(SmiFailure),
     /// No `--gpus`, and more than one device is visible.
     #[error("{} GPUs are visible and one must be chosen", visible.len())]
     SeveralGpus {
@@ -80,6 +83,12 @@ pub enum Selection {
     },
 }
 
+fn by_index(index: Option<u32>) -> String {
+    index.map_or("a GPU without an index".to_owned(), |index| {
+        format!("GPU index {index}")
+    })
+}
+
 impl Selection {
     pub(super) fn code(&self) -> &'static str {
         match self {
@@ -88,6 +97,7 @@ impl Selection {
             Self::NoSuchMig { .. } => "no-such-mig",
             Self::UnusableGpu { .. } => "unusable-gpu",
             Self::Divided { .. } => "gpu-in-mig-mode",
+            Self::InstancesUnknown(_) => "mig-instances-unknown",
             Self::SeveralGpus { .. } => "several-gpus",
             Self::SeveralSelected { .. } => "several-selected",
             Self::Twice(_) => "selected-twice",
@@ -123,6 +133,7 @@ impl Selection {
                     false => format!("there are {}", list(instances)),
                 })
             }
+            Self::InstancesUnknown(failure) => Some(failure.to_string()),
             Self::UnusableGpu { diagnostic, .. } => Some(format!("nvidia-smi says {diagnostic:?}")),
             Self::SeveralGpus { visible } => Some(format!("visible are {}", list(visible))),
             Self::SeveralSelected { .. } | Self::Twice(_) => None,
@@ -158,6 +169,7 @@ impl Selection {
                     None => "as administrator: nvidia-smi mig -cgi 19,19 -C, or nvidia-smi -mig 0 to leave MIG mode".into(),
                 }
             }
+            Self::InstancesUnknown(failure) => failure.hint(),
             Self::SeveralGpus { visible } => match visible.first() {
                 Some(device) => name(device),
                 None => "uni-cumps status".into(),

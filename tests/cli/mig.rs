@@ -251,3 +251,31 @@ fn a_mask_that_names_another_instance_is_told() {
         .succeeds()
         .said_nothing();
 }
+
+#[test]
+fn instances_that_could_not_be_listed_are_not_taken_for_none() {
+    let machine = divided();
+    machine.script(
+        "nvidia-smi",
+        &format!(
+            "if [ \"$1\" = -L ]; then echo 'GPU access blocked'; exit 6; fi; cat {}",
+            machine.bin().join("gpus.csv").display()
+        ),
+    );
+    let cause = "exited with status 6: GPU access blocked";
+    let status = machine.run(["status", "--json"]).succeeds().json();
+    assert_eq!(status["gpus"].as_array().unwrap().len(), 2);
+    let diagnostic = status["diagnostic"].as_str().unwrap();
+    assert!(
+        diagnostic.starts_with("the MIG instances could not be listed: ")
+            && diagnostic.ends_with(cause),
+        "{diagnostic}"
+    );
+    for selector in ["0", M0, "0,1"] {
+        let done = machine
+            .run(["start", "--gpus", selector])
+            .fails("error: the MIG instances of this machine could not be listed\n")
+            .said(cause);
+        assert!(!done.stderr.contains("-cgi"), "{done:?}");
+    }
+}

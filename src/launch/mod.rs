@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use crate::compute_mode;
-use crate::daemon;
-use crate::error::{Error, LimitFailure};
+use crate::daemon::{self, State};
+use crate::error::{Error, LimitFailure, Selection};
 use crate::gpu::{ComputeMode, Device, Gpu, GpuIdentity, GpuUuid};
 use crate::host::Host;
 use crate::limits::{self, Change, DaemonLimits, Served, Setting};
@@ -65,13 +65,58 @@ pub struct Wanted<'h> {
     exclusive: bool,
     /// The compute modes that are to be changed, as they are now.
     compute_modes: ModesBefore,
+    /// The GPUs that are to be exclusive and are not yet.
+    shared: Vec<GpuUuid>,
+    /// The directories that were asked for, with their options.
+    places: Vec<(&'static str, PathBuf)>,
     notes: Vec<String>,
+}
+
+/// One of the daemons that were asked for together.
+pub struct Part<'h> {
+    /// Its label, where it would have one.
+    pub name: Option<DaemonName>,
+    /// The daemon, or why it cannot be.
+    pub wanted: Result<Wanted<'h>, Error>,
 }
 
 impl<'h> Wanted<'h> {
     /// Finds out which GPUs and which directories are meant; calls nvidia-smi. Directories and a name can be told only
-    /// to one daemon.
-    pub fn of(host: &'h Host, request: Request<'_>) -> Result<Vec<Self>, Error> {
+    /// to one daemon. Where each device gets its own daemon, one that cannot be planned keeps no other from it.
+    pub fn of(host: &'h Host, request: Request<'_>) -> Result<Vec<Part<'h>>, Error> {
+        let (mut parts, left_out) = Self::parts(host, request)?;
+        match parts.as_mut_slice() {
+            [
+                Part {
+                    wanted: Ok(wanted), ..
+                },
+            ] if !wanted.is_one_of_several() => wanted.leave_out(left_out),
+            _ => parts.extend(left_out.into_iter().map(|error| Part {
+                name: None,
+                wanted: Err(error.into()),
+            })),
+        }
+        Ok(parts)
+    }
+
+    /// Likewise, where only one daemon can be meant.
+    pub fn only(host: &'h Host, request: Request<'_>) -> Result<Self, Error> {
+        let (mut parts, left_out) = Self::parts(host, request)?;
+        match (parts.pop(), parts.is_empty()) {
+            (Some(part), true) => {
+                let mut wanted = part.wanted?;
+                wanted.leave_out(left_out);
+                Ok(wanted)
+            }
+            _ => Err(Error::ForOneDaemon(parts.len() + 1)),
+        }
+    }
+
+    /// The daemons, and why GPUs that are meant get none.
+    fn parts(
+        host: &'h Host,
+        request: Request<'_>,
+    ) -> Result<(Vec<Part<'h>>, Vec<Selection>), Error> {
         let discovery = nvidia_smi::discover(host)?;
         let mask = host.env.visible_devices();
         let plans = discovery.resolve_all(request.gpus, request.topology, mask.as_deref())?;
@@ -81,18 +126,39 @@ impl<'h> Wanted<'h> {
             return Err(Error::ForOneDaemon(plans.len()));
         }
         let changes = changes(request.limits, &plans, &discovery)?;
-        let each = plans.into_iter().zip(changes);
-        each.map(|(plan, limits)| Self::of_plan(host, request, &discovery, plan, limits))
-            .collect()
+        let mut left_out = Vec::new();
+        // Where a single one is meant, there is no other to leave out.
+        if plans
+            .iter()
+            .all(|plan| plan.mode != TopologyMode::SingleGpu)
+        {
+            left_out = discovery.left_out(request.gpus, mask.as_deref());
+        }
+        let mut parts = Vec::new();
+        for (plan, limits) in plans.into_iter().zip(changes) {
+            let is_one_of_several = plan.mode == TopologyMode::TaskPerGpu;
+            let default_name = DaemonName::for_devices(&plan.devices).ok();
+            let wanted = match Self::of_plan(host, request, &discovery, plan, limits) {
+                // No other could be started either.
+                Err(error @ Error::NoProgram(_)) => return Err(error),
+                Err(error) if !is_one_of_several => return Err(error),
+                wanted => wanted,
+            };
+            let name = match &wanted {
+                Ok(wanted) => Some(wanted.name.clone()),
+                Err(_) => default_name,
+            };
+            parts.push(Part { name, wanted });
+        }
+        Ok((parts, left_out))
     }
 
-    /// Likewise, where only one daemon can be meant.
-    pub fn only(host: &'h Host, request: Request<'_>) -> Result<Self, Error> {
-        let mut all = Self::of(host, request)?;
-        match (all.pop(), all.is_empty()) {
-            (Some(wanted), true) => Ok(wanted),
-            _ => Err(Error::ForOneDaemon(all.len() + 1)),
-        }
+    fn leave_out(&mut self, gpus: Vec<Selection>) {
+        self.notes.extend(gpus.into_iter().map(|error| {
+            let error = Error::from(error);
+            let cause = error.cause().map_or(String::new(), |it| format!(": {it}"));
+            format!("a GPU is left out, since {error}{cause}")
+        }));
     }
 
     fn of_plan(
@@ -118,6 +184,18 @@ impl<'h> Wanted<'h> {
             true => compute_mode::to_change(discovery, &plan.devices),
             false => Default::default(),
         };
+        let shared = match request.exclusive {
+            true => shared(discovery, &plan.devices),
+            false => Vec::new(),
+        };
+        let asked = [
+            ("--pipe-dir", request.pipe_dir, &directories.pipe),
+            ("--log-dir", request.log_dir, &directories.log),
+        ];
+        let places = asked
+            .into_iter()
+            .filter_map(|(option, asked, path)| asked.map(|_| (option, path.clone())))
+            .collect();
         let notes = path_notes
             .into_iter()
             .chain(gpu_notes(discovery, &plan, mask.as_deref()))
@@ -136,13 +214,10 @@ impl<'h> Wanted<'h> {
             force: request.force,
             exclusive: request.exclusive,
             compute_modes,
+            shared,
+            places,
             notes,
         })
-    }
-
-    /// The daemon's label.
-    pub fn name(&self) -> &DaemonName {
-        &self.name
     }
 
     /// Whether it is one of several daemons that were asked for together, be it the only one.
@@ -159,7 +234,39 @@ impl<'h> Wanted<'h> {
         limits
     }
 
-    /// The daemon, if it is there already and programs reach it. For a single GPU that is no success, as the Python command
+    /// What was asked for and does not hold for the daemon that is there. One that came up since we looked at the GPUs may
+    /// have made them exclusive.
+    pub fn unlike(&self, record: &DaemonRecord, is_new: bool) -> Vec<String> {
+        let name = &record.name;
+        let mut notes = Vec::new();
+        let limits = self.limits();
+        if !limits.is_empty() && limits != record.limits {
+            notes.push(format!(
+                "its limits stay as they are; to set them: uni-cumps limits --name {name} --set …"
+            ));
+        }
+        let is_made_exclusive =
+            |gpu: &&GpuUuid| is_new && record.compute_modes_before.contains_key(*gpu);
+        for gpu in self.shared.iter().filter(|gpu| !is_made_exclusive(gpu)) {
+            notes.push(format!(
+                "its GPU {gpu} is not exclusive and stays so; to have it exclusive: uni-cumps stop --name {name}, and the same start again"
+            ));
+        }
+        for (option, asked) in &self.places {
+            let path = match *option {
+                "--log-dir" => &record.log_directory,
+                _ => &record.pipe_directory,
+            };
+            if asked != path {
+                notes.push(format!(
+                    "{option} {asked:?} has no effect on it: it works in {path:?}; to move it: uni-cumps stop --name {name}, and the same start again"
+                ));
+            }
+        }
+        notes
+    }
+
+    /// The daemon, if it is there already and answers. For a single GPU that is no success, as the Python command
     /// has it.
     pub fn is_there(&self) -> Result<Option<DaemonRecord>, Error> {
         if self.plan.mode == TopologyMode::SingleGpu {
@@ -173,7 +280,8 @@ impl<'h> Wanted<'h> {
             && record.gpu_uuids.len() == self.plan.devices.len();
         let is_ours = record.uid == self.host.uid && wanted;
         let daemon = daemon::observe(self.host, &self.here, record);
-        Ok((is_ours && daemon.state.reachable()).then_some(daemon.record))
+        let is_live = matches!(daemon.state, State::Live(_));
+        Ok((is_ours && is_live).then_some(daemon.record))
     }
 
     /// Starts the daemon and returns its record. It answers by then.
@@ -571,6 +679,14 @@ fn changes(
         })
     });
     each.collect()
+}
+
+/// The GPUs of these devices that are not exclusive.
+fn shared(discovery: &Discovery, devices: &[Device]) -> Vec<GpuUuid> {
+    let gpus = devices.iter().map(|device| &device.gpu().uuid);
+    gpus.filter(|uuid| !discovery.is_exclusive(uuid))
+        .cloned()
+        .collect()
 }
 
 /// What the caller should know about the GPU.

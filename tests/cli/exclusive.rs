@@ -152,3 +152,22 @@ fn what_has_no_compute_mode_is_refused_or_left_alone() {
         .run(["start", "--exclusive"])
         .fails("a MIG instance cannot be made exclusive");
 }
+
+#[test]
+fn a_daemon_that_is_kept_does_not_become_exclusive_and_that_is_told() {
+    let machine = Sandbox::with_gpus(2);
+    machine.run(["start", "--gpus", "all"]).succeeds();
+    let again = ["start", "--gpus", "all", "--exclusive"];
+    for gpu in ["u0", "u1"] {
+        let upper = gpu.to_uppercase();
+        machine.run(again).succeeds().said(&format!(
+            "note: its GPU GPU-{upper} is not exclusive and stays so; to have it exclusive: uni-cumps stop --name gpu-{gpu}, and the same start again\n"
+        ));
+    }
+    assert_eq!(modes(&machine), ["Default", "Default"]);
+    machine.run(["stop", "--all"]).succeeds();
+    machine.run(again).succeeds();
+    let kept = machine.run(again).succeeds();
+    assert!(!kept.stderr.contains("is not exclusive"), "{kept:?}");
+    assert_eq!(modes(&machine), ["Exclusive_Process", "Exclusive_Process"]);
+}

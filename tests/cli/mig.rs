@@ -253,6 +253,41 @@ fn a_mask_that_names_another_instance_is_told() {
 }
 
 #[test]
+fn a_gpu_without_an_instance_is_named_and_leaves_the_others_running() {
+    let machine = both_divided();
+    machine
+        .run(["start", "--gpus", "1", "--topology", "task_per_gpu"])
+        .fails("GPU index 1 (GPU-U1) is in MIG mode")
+        .said("cause: there is no MIG instance");
+    let done = machine.run(["start", "--gpus", "all"]).finish().exited(1);
+    let report = done.json();
+    assert_eq!(report["started"].as_array().unwrap().len(), 2);
+    assert_eq!(report["failed"].as_array().unwrap().len(), 1);
+    assert_eq!(report["failed"][0]["error"]["code"], "gpu-in-mig-mode");
+    done.said("error: GPU index 1 (GPU-U1) is in MIG mode")
+        .said("cause: there is no MIG instance");
+}
+
+#[test]
+fn an_instance_that_cannot_be_exclusive_leaves_the_whole_gpu_its_daemon() {
+    let machine = divided();
+    let done = machine
+        .run(["start", "--gpus", "all", "--exclusive"])
+        .finish()
+        .exited(1);
+    let report = done.json();
+    assert_eq!(report["started"].as_array().unwrap().len(), 1);
+    assert_eq!(report["started"][0]["gpu_uuids"], json!([U1]));
+    let failed = report["failed"].as_array().unwrap();
+    let names: Vec<&str> = failed
+        .iter()
+        .map(|part| part["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names, [M0.to_lowercase(), M1.to_lowercase()]);
+    done.said("a MIG instance cannot be made exclusive");
+}
+
+#[test]
 fn instances_that_could_not_be_listed_are_not_taken_for_none() {
     let machine = divided();
     machine.script(
@@ -278,4 +313,12 @@ fn instances_that_could_not_be_listed_are_not_taken_for_none() {
             .said(cause);
         assert!(!done.stderr.contains("-cgi"), "{done:?}");
     }
+    let report = machine
+        .run(["start", "--gpus", "all"])
+        .finish()
+        .exited(1)
+        .json();
+    assert_eq!(report["started"][0]["gpu_uuids"], json!([U1]));
+    let code = &report["failed"][0]["error"]["code"];
+    assert_eq!(*code, "mig-instances-unknown");
 }

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::{N0, Sandbox, U0, U1, U2, pid, uuid};
+use crate::support::{N0, Sandbox, U0, U1, U2, freeze, pid, uuid};
 
 const N1: &str = "gpu-1a1b2c3d-0e4f-5a6b-7c8d-9e0f1a2b3c41";
 
@@ -287,7 +287,112 @@ fn interrupted_in_the_middle_the_daemons_that_are_up_stay_recorded() {
         i32::try_from(child.id()).unwrap(),
         nix::sys::signal::Signal::SIGINT,
     );
-    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(130));
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["started"], json!([]));
+    assert_eq!(report["kept"], json!([U0.to_lowercase()]));
+    assert_eq!(names(&report["failed"]), [N1]);
+    assert_eq!(report["failed"][0]["error"]["code"], "interrupted");
     assert_eq!(machine.daemons().len(), 1);
     machine.run(["env", "--gpu", U0]).succeeds();
+}
+
+#[test]
+fn a_daemon_that_does_not_answer_is_not_kept() {
+    let machine = Sandbox::with_gpus(2);
+    let first = machine.start(&["--gpus", "1"]);
+    freeze(pid(&first));
+    let done = machine.run(["start", "--gpus", "all"]).finish().exited(1);
+    let report = done.json();
+    assert_eq!(names(&report["started"]).len(), 1);
+    assert_eq!(report["kept"], json!([]));
+    assert_eq!(names(&report["failed"]), [N1]);
+    assert_eq!(report["failed"][0]["error"]["code"], "already-live");
+    machine.kill(pid(&first));
+}
+
+#[test]
+fn directories_that_have_no_effect_on_a_kept_daemon_are_told() {
+    let machine = Sandbox::with_gpus(2);
+    let [pipe, log] = ["p", "l"].map(|name| machine.path(name).display().to_string());
+    let start = ["start", "--gpus", "0,1", "--pipe-dir", &pipe];
+    let first = machine.run(start).succeeds().json();
+    let again = machine.run(start).succeeds();
+    let name = first["name"].as_str().unwrap();
+    let kept = format!("note: daemon {name} (pid {}) is kept\n", pid(&first));
+    assert!(again.stderr.ends_with(&kept), "{again:?}");
+    machine
+        .run(["start", "--gpus", "0,1", "--log-dir", &log])
+        .succeeds()
+        .said("note: --log-dir \"<S>/l\" has no effect on it: it works in \"<S>/t/uni-cumps/");
+    machine
+        .run(["start", "--gpus", "0,1", "--pipe-dir", &log])
+        .succeeds()
+        .said("note: --pipe-dir \"<S>/l\" has no effect on it: it works in \"<S>/p\"");
+}
+
+#[test]
+fn a_lost_gpu_is_named_and_leaves_the_others_running() {
+    let machine = Sandbox::with_gpus(2);
+    let lost = "[GPU is lost]";
+    machine.gpu_rows(format!("0, {U0}, Default\n1, {lost}, {lost}\n"));
+    let done = machine.run(["start", "--gpus", "all"]).finish().exited(1);
+    let report = done.json();
+    assert_eq!(names(&report["started"]).len(), 1);
+    assert_eq!(report["failed"][0]["name"], json!(null));
+    assert_eq!(report["failed"][0]["error"]["code"], "unusable-gpu");
+    done.said("error: GPU index 1 is not usable\ncause: nvidia-smi says \"[GPU is lost]\"\n");
+    machine
+        .run(["start", "--gpus", "all", "--dry-run"])
+        .finish()
+        .exited(1)
+        .said("error: GPU index 1 is not usable");
+    // One that the mask hides is not meant.
+    machine
+        .run(["start", "--gpus", "all"])
+        .env("CUDA_VISIBLE_DEVICES", "0")
+        .succeeds();
+    machine.run(["stop", "--all"]).succeeds();
+    machine
+        .run([
+            "start",
+            "--gpus",
+            "all",
+            "--topology",
+            "single_task_multi_gpu",
+        ])
+        .succeeds()
+        .said("note: a GPU is left out, since GPU index 1 is not usable: nvidia-smi says");
+}
+
+#[test]
+fn a_part_that_cannot_be_planned_is_named_and_leaves_the_others_running() {
+    let machine = Sandbox::with_gpus(2);
+    // The one with the short UUID has a directory with a short path.
+    machine.gpu_rows(format!("0, GPU-ab, Default\n1, {U1}, Default\n"));
+    let fill = 60 - machine.path("t").as_os_str().len();
+    let long = machine.path("t").join("x".repeat(fill));
+    std::fs::create_dir(&long).unwrap();
+    let shown = machine
+        .run(["start", "--gpus", "all", "--dry-run"])
+        .env("TMPDIR", &long)
+        .finish()
+        .exited(1);
+    assert!(
+        shown.text().contains("CUDA_VISIBLE_DEVICES=GPU-ab "),
+        "{shown:?}"
+    );
+    shown
+        .said("error: the pipe directory's path is too long")
+        .said("note: so there is no daemon gpu-u1");
+    let done = machine
+        .run(["start", "--gpus", "all"])
+        .env("TMPDIR", &long)
+        .finish()
+        .exited(1);
+    let report = done.json();
+    assert_eq!(names(&report["started"]), ["gpu-ab"]);
+    assert_eq!(names(&report["failed"]), [N1]);
+    assert_eq!(machine.daemons().len(), 1);
 }

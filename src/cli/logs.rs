@@ -33,7 +33,7 @@ pub struct LogsArgs {
         allow_negative_numbers = true
     )]
     pub lines: Option<Lines>,
-    /// Only what was said since then: 90 (seconds), 10m, 2h or 1d ago, or at a local time, YYYY-MM-DD[ HH:MM[:SS]]
+    /// Only what was said since then: 90 (seconds), 10m, 2h or 1d ago, or at a local time: 2026-11-29 or "2026-11-29 16:44"
     #[arg(long, value_name = "TIME")]
     pub since: Option<Since>,
     /// Only messages of this level and above

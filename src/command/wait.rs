@@ -16,8 +16,9 @@ use crate::runner::{Held, RunError, hold_signals};
 use crate::store::{Entry, Store};
 use crate::ui::{self, Answer, Tone, Ui, python_bool};
 
-/// How long the daemon may take to answer.
+/// How long the daemon may take to answer, and how long it may when the time is up.
 const ASK_LIMIT: Duration = Duration::from_secs(2);
+const LEAST: Duration = Duration::from_secs(1);
 /// Time between two looks that cost nobody anything.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 /// Time between two other looks, at first and in the end. Each leaves up to seven lines in a daemon's log.
@@ -38,11 +39,12 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &WaitArgs) -> Result<u8, E
         condition: args.condition,
         name,
         gpu,
+        deadline: begun + limit,
         first: None,
         last: None,
     };
     let waiting = format!("waiting for {}", wait.what());
-    let sight = ui.waiting(&waiting, || wait.until(begun + limit, &held))?;
+    let sight = ui.waiting(&waiting, || wait.until(&held))?;
     let report = Report {
         name: wait.name.clone(),
         condition: args.condition,
@@ -104,6 +106,8 @@ struct Wait<'w> {
     /// The daemon's name, once it is known.
     name: Option<DaemonName>,
     gpu: Option<String>,
+    /// When the time is up.
+    deadline: Duration,
     /// The process and the record that were seen first: what is to be gone.
     first: Option<(ProcessId, DaemonRecord)>,
     /// The daemon as it was observed last.
@@ -153,17 +157,20 @@ impl Wait<'_> {
         }
     }
 
+    fn left(&self) -> Duration {
+        self.deadline.saturating_sub(self.host.clock.monotonic())
+    }
+
     /// Looks until it is so or the time is up. What was seen last is returned.
-    fn until(&mut self, deadline: Duration, held: &Held) -> Result<Sight, Error> {
-        let left = || deadline.saturating_sub(self.host.clock.monotonic());
+    fn until(&mut self, held: &Held) -> Result<Sight, Error> {
         let mut pause = ASK_PAUSES.0;
         loop {
-            let is_last = left().is_zero();
+            let is_last = self.left().is_zero();
             let sight = self.look(is_last)?;
             if sight.reached || is_last {
                 return Ok(sight);
             }
-            let left = deadline.saturating_sub(self.host.clock.monotonic());
+            let left = self.left();
             if sight.is_cheap {
                 self.nap(LOOK_PAUSE.min(left), held)?;
             } else {
@@ -336,7 +343,7 @@ impl Wait<'_> {
     fn ask(&self, record: &DaemonRecord, sight: &mut Sight) -> Result<(), Error> {
         let control = Control::find(self.host, &record.pipe_directory, &record.log_directory)
             .ok_or(Error::NoProgram(CONTROL))?;
-        let (load, outcome) = load_of(self.host, &control, ASK_LIMIT);
+        let (load, outcome) = load_of(self.host, &control, self.left().clamp(LEAST, ASK_LIMIT));
         sight.load = load;
         sight.reached = is_met(self.condition, load);
         match outcome {

@@ -239,7 +239,7 @@ pub enum Error {
         pid: i32,
     },
     /// What can be said of one daemon was said of several.
-    #[error("{0} daemons cannot have one name or one directory")]
+    #[error("{0} daemons cannot have one name, one directory or one foreground")]
     ForOneDaemon(usize),
     /// A part of a GPU has no compute mode.
     #[error("a MIG instance cannot be made exclusive")]
@@ -661,7 +661,7 @@ impl Error {
                 )
             }
             Self::ForOneDaemon(_) => {
-                "leave out --name, --pipe-dir and --log-dir, or start one daemon over all of them: --topology single_task_multi_gpu"
+                "leave out --name, --pipe-dir, --log-dir and --foreground, or start one daemon over all of them: --topology single_task_multi_gpu"
                     .into()
             }
             Self::ExclusiveMig => "leave out --exclusive".into(),

@@ -178,11 +178,11 @@ fn one_name_or_directory_is_not_given_to_several_daemons() {
         machine
             .run(["start", "--gpus", "all"])
             .with(option)
-            .fails("2 daemons cannot have one name or one directory");
+            .fails("2 daemons cannot have one name, one directory or one foreground");
     }
     machine
         .run(["start", "--gpus", "all", "--foreground"])
-        .fails("2 daemons cannot have one name or one directory");
+        .fails("2 daemons cannot have one name, one directory or one foreground");
     machine.has_no_daemon();
 }
 

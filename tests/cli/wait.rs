@@ -310,7 +310,7 @@ fn a_daemon_that_is_silent_is_not_ready() {
     machine
         .run(["wait", "--for", "ready", "--timeout", "1"])
         .fails("waited 1 s in vain for daemon a to be ready")
-        .said(&format!("live, pid {daemon}, no answer within 2 s"));
+        .said(&format!("live, pid {daemon}, no answer within 1 s"));
     assert!(begun.elapsed() < Duration::from_secs(15));
 }
 

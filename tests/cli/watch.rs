@@ -103,7 +103,10 @@ fn a_signal_ends_it_and_the_terminal_is_as_before() {
         let file = machine.bin().join("pid");
         // A program in the background of a shell without jobs keeps its process group.
         let background = format!(" & pid=$!; echo $pid >{}; wait $pid; echo", file.display());
-        let line = watch("--watch=60").replacen("; echo", &background, 1);
+        // The tests themselves may ignore the signal, as under nohup.
+        let line = watch("--watch=60")
+            .replacen("; echo", &background, 1)
+            .replacen("; ", "; /usr/bin/env --default-signal=HUP,TERM ", 1);
         let kill = format!("kill -{name} $(cat {})", file.display());
         let text = typed(&machine, &line, 1, &kill).finish().text();
         assert!(text.contains(&format!("status={status}\r\n")), "{text:?}");

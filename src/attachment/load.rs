@@ -7,7 +7,8 @@ use super::{AskError, Control};
 use crate::daemon::Observed;
 use crate::error::Error;
 use crate::host::Host;
-use crate::runner::{RunError, hold_signals};
+use crate::mps::unless_interrupted;
+use crate::runner::hold_signals;
 
 /// What a daemon tells of its servers and clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,9 +73,8 @@ pub fn loads_of(host: &Host, daemons: &[Observed], limit: Duration) -> Result<Ve
     });
     let mut loads = Vec::new();
     for (load, outcome) in asked {
-        if let Err(AskError::Call(RunError::Interrupted(signal))) = outcome {
-            return Err(Error::Interrupted(signal));
-        }
+        // Why a daemon is silent nobody asks here.
+        let _ = unless_interrupted(outcome)?;
         loads.push(load);
     }
     Ok(loads)

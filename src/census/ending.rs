@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use super::{LIMIT, unless_interrupted};
+use super::LIMIT;
 use crate::attachment;
 use crate::daemon::Observed;
 use crate::error::{ClientFailure, Error};
 use crate::host::Host;
-use crate::mps::{AskError, Control, Termination};
+use crate::mps::{AskError, Control, Termination, unless_interrupted};
 use crate::process::{self, Handle, Running};
 use crate::record::DaemonName;
 

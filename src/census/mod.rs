@@ -8,11 +8,10 @@ use std::time::Duration;
 use crate::daemon::Observed;
 use crate::error::Error;
 use crate::host::Host;
-use crate::mps::{AskError, Control, ServerState};
+use crate::mps::{AskError, Control, ServerState, unless_interrupted};
 use crate::nvidia_smi::{self, App};
 use crate::process::{self, Running};
 use crate::record::DaemonName;
-use crate::runner::RunError;
 
 pub use ending::{Ended, Ending, end_client, wait_for_no_client};
 
@@ -159,15 +158,6 @@ fn memory_of(pid: i32, apps: &[App]) -> Option<u64> {
     let mut mine = apps.iter().filter(|app| app.pid == pid).peekable();
     mine.peek()?;
     mine.map(|app| app.memory_mib).sum()
-}
-
-/// An answer, or why there is none; but for a signal, which ends more than a question.
-fn unless_interrupted<T>(asked: Result<T, AskError>) -> Result<Result<T, String>, Error> {
-    match asked {
-        Ok(answer) => Ok(Ok(answer)),
-        Err(AskError::Call(RunError::Interrupted(signal))) => Err(Error::Interrupted(signal)),
-        Err(error) => Ok(Err(error.to_string())),
-    }
 }
 
 #[cfg(test)]

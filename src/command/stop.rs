@@ -10,10 +10,9 @@ use crate::cli::StopArgs;
 use crate::daemon::{self, Observed, State, Unrecorded};
 use crate::error::Error;
 use crate::host::Host;
-use crate::mps::{self, AskError, CONTROL, Control, Keeper, Socket};
+use crate::mps::{self, CONTROL, Control, Keeper, Socket, unless_interrupted};
 use crate::process::{self, Handle, Running};
 use crate::record::{Belongs, DaemonName, DaemonRecord};
-use crate::runner::RunError;
 use crate::store::{Entry, Locked, Store};
 use crate::ui::Ui;
 
@@ -303,12 +302,9 @@ impl Stop<'_> {
         };
         let deadline = self.host.clock.monotonic() + limit;
         let waiting = format!("waiting for daemon {} to quit", record.name);
-        match ui.waiting(&waiting, || control.quit(limit)) {
+        match unless_interrupted(ui.waiting(&waiting, || control.quit(limit)))? {
             Ok(said) if said.is_empty() => {}
             Ok(said) => return self.refused(ui, locked, record, process, said),
-            Err(AskError::Call(RunError::Interrupted(signal))) => {
-                return Err(Error::Interrupted(signal));
-            }
             // It left while we asked, its sockets went, or it is still waiting: its process will tell.
             Err(_) => {}
         }
@@ -351,13 +347,8 @@ impl Stop<'_> {
         control: &Control<'_>,
         record: &DaemonRecord,
     ) -> Result<(), Error> {
-        let clients = match attachment::clients_of(control, CLIENTS_LIMIT) {
-            Err(AskError::Call(RunError::Interrupted(signal))) => {
-                return Err(Error::Interrupted(signal));
-            }
-            clients => clients.unwrap_or_default(),
-        };
-        for client in clients {
+        let clients = unless_interrupted(attachment::clients_of(control, CLIENTS_LIMIT))?;
+        for client in clients.unwrap_or_default() {
             let program = process::program_name(self.host, client.pid);
             ui.note(format!(
                 "pid {} ({}) is a client of {}",

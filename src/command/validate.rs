@@ -13,10 +13,9 @@ use crate::error::{Error, Unmet};
 use crate::gpu::{Gpu, GpuUuid};
 use crate::host::Host;
 use crate::manifest;
-use crate::mps::{self, AskError, CONTROL, Control, Keeper, Socket};
+use crate::mps::{self, CONTROL, Control, Keeper, Socket, unless_interrupted};
 use crate::nvidia_smi;
 use crate::process;
-use crate::runner::RunError;
 use crate::runtime_dir;
 use crate::sharing::{self, Evidence, Request};
 use crate::store::Store;
@@ -150,15 +149,9 @@ fn ask_daemon(host: &Host, evidence: &mut Evidence) -> Result<(), Error> {
     }
     evidence.control_pipe_kind = socket.kind();
     let control = Control::find(host, &pipe, &pipe).ok_or(Error::NoProgram(CONTROL))?;
-    match control.servers(LIMIT) {
+    match unless_interrupted(control.servers(LIMIT))? {
         Ok(servers) => evidence.server_pid = servers.first().copied(),
-        Err(AskError::Call(RunError::Interrupted(signal))) => {
-            return Err(Error::Interrupted(signal));
-        }
-        Err(error) => {
-            let reason = error.to_string();
-            return Err(Unmet::NotAnswering { pipe, reason }.into());
-        }
+        Err(reason) => return Err(Unmet::NotAnswering { pipe, reason }.into()),
     }
     if let Keeper::Process(process) = mps::keeper(host, &pipe) {
         evidence.control_pid = Some(process.id.pid);

@@ -9,10 +9,10 @@ use crate::cli::{Condition, WaitArgs};
 use crate::daemon::{self, Observed, State, Unrecorded};
 use crate::error::{Error, InVain};
 use crate::host::Host;
-use crate::mps::{self, AskError, CONTROL, Control, Keeper};
+use crate::mps::{self, CONTROL, Control, Keeper, unless_interrupted};
 use crate::process;
 use crate::record::{DaemonName, DaemonRecord, ProcessId};
-use crate::runner::{Held, RunError, hold_signals};
+use crate::runner::{Held, hold_signals};
 use crate::store::{Entry, Store};
 use crate::ui::{self, Answer, Tone, Ui, python_bool};
 
@@ -346,12 +346,8 @@ impl Wait<'_> {
         let (load, outcome) = load_of(self.host, &control, self.left().clamp(LEAST, ASK_LIMIT));
         sight.load = load;
         sight.reached = is_met(self.condition, load);
-        match outcome {
-            Ok(()) => {}
-            Err(AskError::Call(RunError::Interrupted(signal))) => {
-                return Err(Error::Interrupted(signal));
-            }
-            Err(error) => sight.reason = Some(error.to_string()),
+        if let Err(reason) = unless_interrupted(outcome)? {
+            sight.reason = Some(reason);
         }
         Ok(())
     }

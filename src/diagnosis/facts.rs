@@ -13,10 +13,9 @@ use crate::driver::{self, DriverFailure, Probe, Seen};
 use crate::error::Error;
 use crate::gpu::{self, GpuUuid};
 use crate::host::Host;
-use crate::mps::{self, AskError, Control, Keeper, Socket};
+use crate::mps::{self, Control, Keeper, Socket, unless_interrupted};
 use crate::nvidia_smi::{self, Discovery};
 use crate::process;
-use crate::runner::RunError;
 use crate::runtime_dir;
 use crate::store::Store;
 use crate::topology::{self, Visibility};
@@ -238,12 +237,9 @@ fn takes_questions(socket: &Socket, daemons: &[Observed]) -> bool {
 
 fn ask(host: &Host, control: &Control<'_>) -> Result<Result<Vec<Server>, String>, Error> {
     let user = |pid| process::running(host, pid).map(|process| process.uid);
-    let pids = match control.servers(LIMIT) {
+    let pids = match unless_interrupted(control.servers(LIMIT))? {
         Ok(pids) => pids,
-        Err(AskError::Call(RunError::Interrupted(signal))) => {
-            return Err(Error::Interrupted(signal));
-        }
-        Err(error) => return Ok(Err(error.to_string())),
+        Err(reason) => return Ok(Err(reason)),
     };
     let server = |pid| {
         let clients = match control.clients(pid, LIMIT) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::daemon;
 use crate::error::Error;
 use crate::host::Host;
-use crate::mps::{self, AskError, Control, Keeper, LogMark};
+use crate::mps::{self, Control, Keeper, LogMark, unless_interrupted};
 use crate::process::{self, Running};
 use crate::runner::{Finished, RunError, Status};
 use crate::runtime_dir::Directories;
@@ -134,15 +134,13 @@ impl Launch<'_> {
             if left < SESSION {
                 return None;
             }
-            match self.control.servers(left) {
-                Ok(_) => {}
-                Err(AskError::Call(RunError::Interrupted(signal))) => {
-                    return Some(Err(Error::Interrupted(signal)));
-                }
-                Err(error) => {
-                    last = error.to_string();
+            match unless_interrupted(self.control.servers(left)) {
+                Ok(Ok(_)) => {}
+                Ok(Err(reason)) => {
+                    last = reason;
                     return None;
                 }
+                Err(error) => return Some(Err(error)),
             }
             match self.identify() {
                 Ok(process) => Some(Ok(process)),

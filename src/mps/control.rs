@@ -12,6 +12,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use super::pipe::lock_is_held;
+use crate::error::Error;
 use crate::host::{Host, is_executable};
 use crate::runner::{Finished, Invocation, Mode, RunError};
 
@@ -72,6 +73,15 @@ pub enum AskError {
     /// The control program could not be called.
     #[error("{CONTROL} cannot be called: {0}")]
     Call(RunError),
+}
+
+/// An answer, or why there is none. A signal is neither: it ends more than a question, and is the outer failure.
+pub fn unless_interrupted<T>(asked: Result<T, AskError>) -> Result<Result<T, String>, Error> {
+    match asked {
+        Ok(answer) => Ok(Ok(answer)),
+        Err(AskError::Call(RunError::Interrupted(signal))) => Err(Error::Interrupted(signal)),
+        Err(error) => Ok(Err(error.to_string())),
+    }
 }
 
 impl<'h> Control<'h> {

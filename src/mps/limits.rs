@@ -7,11 +7,11 @@
 
 use std::time::Duration;
 
-use super::control::{AskError, Control};
+use super::control::{AskError, Control, unless_interrupted};
 use super::log::LogMark;
 use crate::error::{Error, LimitFailure};
 use crate::limits::{Change, DaemonLimits, MemoryLimit, Priority};
-use crate::runner::{Invocation, Mode, RunError};
+use crate::runner::{Invocation, Mode};
 
 /// How long the daemon may take for an answer. It takes milliseconds.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -239,12 +239,10 @@ impl Control<'_> {
             log: log.new_lines(),
             log_directory: self.log.clone(),
         };
-        let answer = match self.ask(&script(change, scope), ANSWER_LIMIT) {
+        let answered = self.ask(&script(change, scope), ANSWER_LIMIT);
+        let answer = match unless_interrupted(answered)? {
             Ok(answer) => answer,
-            Err(AskError::Call(RunError::Interrupted(signal))) => {
-                return Err(Error::Interrupted(signal));
-            }
-            Err(error) => return Err(not_confirmed(error.to_string()).into()),
+            Err(reason) => return Err(not_confirmed(reason).into()),
         };
         let limit = Limit::of(change);
         if is_in_force(change, &answer) {

@@ -8,7 +8,7 @@ mod log_file;
 mod pipe;
 mod server;
 
-pub use control::{AskError, CONTROL, Control};
+pub use control::{AskError, CONTROL, Control, unless_interrupted};
 pub use limits::{FoundLimits, Scope, ServerLimits};
 pub use log::{LogMark, log_end};
 pub use log_file::LogFile;

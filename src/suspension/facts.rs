@@ -18,7 +18,6 @@ use crate::host::Host;
 use crate::mps::{self, Control, Socket};
 use crate::nvidia_smi::{self, App};
 use crate::process;
-use crate::runner::RunError;
 use crate::runtime_dir;
 use crate::store::{Ledger, Store};
 
@@ -234,7 +233,7 @@ impl<'h> Gatherer<'h> {
                 _ => Control::find(host, &pipe, &pipe)
                     .map(|control| attachment::clients_of(&control, QUICK)),
             };
-            match answer {
+            match answer.map(mps::unless_interrupted).transpose()? {
                 Some(Ok(clients)) => {
                     for subject in subjects.iter_mut() {
                         if let Some(client) =
@@ -243,9 +242,6 @@ impl<'h> Gatherer<'h> {
                             subject.clientship = Clientship::Of(client.server);
                         }
                     }
-                }
-                Some(Err(mps::AskError::Call(RunError::Interrupted(signal)))) => {
-                    return Err(Error::Interrupted(signal));
                 }
                 Some(Err(_)) | None => {
                     for subject in subjects.iter_mut().filter(|subject| own(subject) == pipe) {

@@ -408,6 +408,11 @@ impl Gpu {
         }
     }
 
+    /// The identities of those that are usable.
+    pub fn identities(gpus: &[Self]) -> Vec<GpuIdentity> {
+        gpus.iter().filter_map(Self::identity).cloned().collect()
+    }
+
     /// The devices that programs can be given of it: itself, or its parts.
     pub fn devices(&self) -> Vec<Device> {
         match self {

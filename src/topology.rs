@@ -295,7 +295,7 @@ fn visible_devices(gpus: &[Gpu], mask: Option<&str>) -> Result<Vec<Device>, Sele
 }
 
 fn selected(item: &SelectorItem, gpus: &[Gpu]) -> Result<Device, Selection> {
-    let usable: Vec<GpuIdentity> = gpus.iter().filter_map(Gpu::identity).cloned().collect();
+    let usable = Gpu::identities(gpus);
     if gpus.is_empty() {
         return Err(Selection::NoGpu { diagnostic: None });
     }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::cli::LimitsArgs;
 use crate::daemon::{self, Observed, Unasked};
 use crate::error::{Error, LimitFailure};
-use crate::gpu::{Gpu, GpuIdentity};
+use crate::gpu::Gpu;
 use crate::host::Host;
 use crate::limits::{self, Change, Priority, Setting};
 use crate::mps::{AskError, Control, FoundLimits, Scope, ServerLimits};
@@ -150,16 +150,8 @@ fn set(
 
 /// What the settings mean for a daemon. nvidia-smi is called only where a GPU is named by its index.
 fn changes(host: &Host, record: &DaemonRecord, settings: &[Setting]) -> Result<Vec<Change>, Error> {
-    let numbering: Vec<GpuIdentity> = match settings.iter().any(Setting::names_an_index) {
-        true => {
-            let found = nvidia_smi::discover(host)?;
-            found
-                .gpus
-                .iter()
-                .filter_map(Gpu::identity)
-                .cloned()
-                .collect()
-        }
+    let numbering = match settings.iter().any(Setting::names_an_index) {
+        true => Gpu::identities(&nvidia_smi::discover(host)?.gpus),
         false => Vec::new(),
     };
     let served = record.served();

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::Wanted;
 use crate::compute_mode;
 use crate::error::{Error, LimitFailure, Selection};
-use crate::gpu::{ComputeMode, Device, Gpu, GpuIdentity, GpuUuid};
+use crate::gpu::{ComputeMode, Device, Gpu, GpuUuid};
 use crate::host::Host;
 use crate::limits::{self, Change, Served, Setting};
 use crate::mps::{CONTROL, Control};
@@ -191,12 +191,7 @@ fn changes(
     plans: &[Plan],
     discovery: &Discovery,
 ) -> Result<Vec<Vec<Change>>, Error> {
-    let numbering: Vec<GpuIdentity> = discovery
-        .gpus
-        .iter()
-        .filter_map(Gpu::identity)
-        .cloned()
-        .collect();
+    let numbering = Gpu::identities(&discovery.gpus);
     let all: Vec<Served> = plans.iter().map(Plan::served).collect();
     let is_served = |setting: &Setting| all.iter().any(|one| setting.concerns(one, &numbering));
     let each = all.iter().map(|served| {

@@ -241,20 +241,21 @@ fn ask(host: &Host, control: &Control<'_>) -> Result<Result<Vec<Server>, String>
         Ok(pids) => pids,
         Err(reason) => return Ok(Err(reason)),
     };
-    let server = |pid| {
-        let clients = match control.clients(pid, LIMIT) {
-            Ok(clients) => clients?,
-            Err(_) => Vec::new(),
+    let mut servers = Vec::new();
+    for pid in pids {
+        let clients = unless_interrupted(control.clients(pid, LIMIT))?;
+        // One that has ended meanwhile is left out, and one that does not tell has none.
+        let Some(clients) = clients.unwrap_or_else(|_| Some(Vec::new())) else {
+            continue;
         };
         let clients = clients.into_iter().map(|client| (client, user(client)));
-        Some(Server {
+        servers.push(Server {
             pid,
             uid: user(pid),
             clients: clients.collect(),
-        })
-    };
-    // One that has ended meanwhile is left out.
-    Ok(Ok(pids.into_iter().filter_map(server).collect()))
+        });
+    }
+    Ok(Ok(servers))
 }
 
 /// How many MIG instances the whole GPUs among these devices have. The kernel module shows one as a directory `gi<n>` of

@@ -54,8 +54,6 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use clap::Parser;
-
 pub use host::Host;
 pub use ui::Ui;
 
@@ -83,7 +81,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>, host: Host, ui: &mut Ui<'_>
 }
 
 fn obey(args: Vec<OsString>, mut host: Host, ui: &mut Ui<'_>) -> u8 {
-    match cli::Cli::try_parse_from(args).and_then(cli::Cli::checked) {
+    match cli::Cli::read(args) {
         Ok(cli) => {
             ui.show(&cli.show);
             if cli.show.verbose {

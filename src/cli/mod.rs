@@ -2,18 +2,20 @@
 
 mod checkpoint;
 mod clients;
+mod lazy;
 mod limits;
 mod logs;
 mod wait;
 
 use std::ffi::OsString;
+use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
 
 use clap::builder::{OsStringValueParser, TypedValueParser};
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum, ValueHint};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum, ValueHint};
 
 use crate::cpus::{CpuSet, Setting};
 use crate::env_file::Format;
@@ -24,6 +26,7 @@ use crate::shell::Shell;
 
 pub use checkpoint::{CallArgs, CheckpointArgs, CheckpointVerb, Target};
 pub use clients::ClientsArgs;
+pub use lazy::Lazy;
 pub use limits::{LimitsArgs, StartLimits};
 pub use logs::{Lines, LogsArgs};
 pub use wait::{Condition, WaitArgs};
@@ -61,23 +64,36 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// Refuses options that make no sense together.
-    pub fn checked(self) -> Result<Self, clap::Error> {
-        let conflict = match &self.command {
+    /// Reads a command line, and refuses options that make no sense together.
+    pub fn read(args: Vec<OsString>) -> Result<Self, clap::Error> {
+        // Never taken apart: that would cost half as much as all that `env` does, and the process ends.
+        let mut tree = ManuallyDrop::new(Self::command());
+        let mut matches = tree.try_get_matches_from_mut(args)?;
+        let cli = Self::from_arg_matches_mut(&mut matches);
+        let cli = cli.map_err(|error| error.format(&mut tree))?;
+        match cli.conflict() {
+            None => Ok(cli),
+            Some((verb, message)) => Err(match tree.find_subcommand_mut(verb) {
+                Some(command) => command.error(ErrorKind::ArgumentConflict, message),
+                None => tree.error(ErrorKind::ArgumentConflict, message),
+            }),
+        }
+    }
+
+    /// Every verb with all its options, for who shows the command line.
+    pub fn whole() -> clap::Command {
+        let mut tree = Self::command();
+        tree.build();
+        tree
+    }
+
+    /// What is wrong with the options of a verb together.
+    fn conflict(&self) -> Option<(&'static str, &'static str)> {
+        match &self.command {
             Command::Env(args) => args.conflict().map(|message| ("env", message)),
             Command::Run(args) => args.conflict().map(|message| ("run", message)),
             _ => None,
-        };
-        let Some((name, message)) = conflict else {
-            return Ok(self);
-        };
-        let mut root = Self::command();
-        root.build();
-        let command = root.find_subcommand_mut(name);
-        Err(match command {
-            Some(command) => command.error(ErrorKind::ArgumentConflict, message),
-            None => root.error(ErrorKind::ArgumentConflict, message),
-        })
+        }
     }
 }
 
@@ -116,46 +132,46 @@ pub enum When {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show the machine's GPUs and the recorded daemons; changes nothing
-    Status(StatusArgs),
+    Status(Lazy<StatusArgs>),
     /// Check a GPU's daemon and say what is wrong; changes nothing
-    Doctor(DoctorArgs),
+    Doctor(Lazy<DoctorArgs>),
     /// Start a control daemon of your own and record it
-    Start(StartArgs),
+    Start(Lazy<StartArgs>),
     /// Stop a recorded daemon
-    Stop(StopArgs),
+    Stop(Lazy<StopArgs>),
     /// Print the environment of a recorded daemon's clients
-    Env(EnvArgs),
+    Env(Lazy<EnvArgs>),
     /// Run a program as a client of a recorded daemon
-    Run(RunArgs),
+    Run(Lazy<RunArgs>),
     /// Show or set what the programs of a daemon may use
-    Limits(LimitsArgs),
+    Limits(Lazy<LimitsArgs>),
     /// Show who is on the GPUs through your daemons, and end a client safely
     #[command(visible_alias = "ps")]
-    Clients(ClientsArgs),
+    Clients(Lazy<ClientsArgs>),
     /// Wait until a daemon is ready, has clients, has none, or is gone; changes nothing
-    Wait(WaitArgs),
+    Wait(Lazy<WaitArgs>),
     /// Show which CPUs the processes of each GPU should use; changes nothing
-    Cpus(CpusArgs),
+    Cpus(Lazy<CpusArgs>),
     /// Suspend CUDA processes into host memory, and bring them back on the same or another GPU
-    Checkpoint(CheckpointArgs),
+    Checkpoint(Lazy<CheckpointArgs>),
     /// Show what a daemon and its servers have logged
-    Logs(LogsArgs),
+    Logs(Lazy<LogsArgs>),
     /// Remove what daemons that are gone have left behind
-    Prune(PruneArgs),
+    Prune(Lazy<PruneArgs>),
     /// Prove that a learner and a collector share one GPU through MPS; changes nothing
-    Validate(ValidateArgs),
+    Validate(Lazy<ValidateArgs>),
     /// Print CUDA_VISIBLE_DEVICES with indices replaced by UUIDs
-    Visibility(VisibilityArgs),
+    Visibility(Lazy<VisibilityArgs>),
     /// Print a script that lets a shell complete commands, flags, paths and the names of daemons
-    Completions(CompletionsArgs),
+    Completions(Lazy<CompletionsArgs>),
     /// Print the manual page; to read it: uni-cumps man | man -l -
     Man,
     /// What `doctor` and `validate` run in a child process
     #[command(name = LOOK_COMMAND, hide = true)]
-    Look(LookArgs),
+    Look(Lazy<LookArgs>),
     /// What `checkpoint` runs in a child process
     #[command(name = CALL_COMMAND, hide = true)]
-    Call(CallArgs),
+    Call(Lazy<CallArgs>),
 }
 
 /// `status`

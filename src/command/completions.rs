@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 
-use clap::{CommandFactory, ValueEnum};
+use clap::ValueEnum;
 use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
 use clap_complete::env::{Bash, Elvish, EnvCompleter, Fish, Powershell, Zsh};
 
@@ -82,12 +82,19 @@ fn separate_values(words: &mut [OsString]) {
 
 /// The command line as it is completed, `--name` with these names, and `--pid` of `checkpoint` with these processes.
 fn command_line(names: &[String], pids: &[String]) -> clap::Command {
-    let all = Cli::command();
-    // The engine offers what is hidden where nothing else fits, so it must not be there at all.
-    let shown = all.get_subcommands().filter(|it| !it.is_hide_set());
+    let all = Cli::whole();
+    // The engine offers what is hidden where nothing else fits, so it must not be there at all. What clap adds by itself it
+    // adds once more.
+    let is_ours = |name: &str| name != "help" && name != "version";
+    let shown = all
+        .get_subcommands()
+        .filter(|it| !it.is_hide_set() && is_ours(it.get_name()));
     clap::Command::new(PROGRAM)
         .version(env!("CARGO_PKG_VERSION"))
-        .args(all.get_arguments())
+        .args(
+            all.get_arguments()
+                .filter(|arg| is_ours(arg.get_id().as_str())),
+        )
         .subcommands(shown)
         .mut_subcommands(|command| {
             command

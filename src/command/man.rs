@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, Command};
 use clap_mangen::Man;
 use clap_mangen::roff::{Roff, bold, roman};
 
@@ -82,9 +82,9 @@ pub(super) fn run(ui: &mut Ui<'_>) -> Result<u8, Error> {
 }
 
 fn page() -> String {
-    let cli = Cli::command();
-    let commands = cli.get_subcommands().filter(|it| !it.is_hide_set());
-    let whole = manual(&cli, PROGRAM, " <COMMAND>");
+    let cli = Cli::whole();
+    let commands = verbs(&cli);
+    let whole = manual(&cli, None, PROGRAM, " <COMMAND>");
     let mut page = written(|to| whole.render_title(to));
     page += LEFT;
     page += &section("NAME", |to| whole.render_name_section(to));
@@ -92,7 +92,7 @@ fn page() -> String {
     page += &section("DESCRIPTION", |to| whole.render_description_section(to));
     page += &section("OPTIONS", |to| whole.render_options_section(to));
     page += ".SH COMMANDS\nEvery command also takes the options above, except --version.\n";
-    page.extend(commands.map(|command| command_sections(command, "")));
+    page.extend(commands.map(|command| command_sections(command, &cli, "")));
     page.extend(LISTS.map(|(heading, terms)| section(heading, |to| list(terms).to_writer(to))));
     page
 }
@@ -101,23 +101,27 @@ fn section(heading: &str, render: impl FnOnce(&mut dyn Write) -> io::Result<()>)
     format!(".SH {heading}\n{}", body(render))
 }
 
-/// The section of a command, which stands behind the words `before`, and those of its own verbs.
-fn command_sections(command: &Command, before: &str) -> String {
+/// The section of a command of `parent`, which stands behind the words `before`, and those of its own verbs.
+fn command_sections(command: &Command, parent: &Command, before: &str) -> String {
     let name = format!("{before}{}", command.get_name());
-    let verbs = command.get_subcommands();
     let behind = match command.has_subcommands() {
         true => " <COMMAND>",
         false => "",
     };
-    let man = manual(command, &format!("{PROGRAM} {name}"), behind);
+    let man = manual(command, Some(parent), &format!("{PROGRAM} {name}"), behind);
     let section = format!(
         ".SS {name}\n{}.PP\n{}{}",
         body(|to| man.render_synopsis_section(to)),
         body(|to| man.render_description_section(to)),
         body(|to| man.render_options_section(to)),
     );
-    let verbs = verbs.map(|verb| command_sections(verb, &format!("{name} ")));
+    let verbs = verbs(command).map(|verb| command_sections(verb, command, &format!("{name} ")));
     section + &verbs.collect::<String>()
+}
+
+fn verbs(command: &Command) -> impl Iterator<Item = &Command> {
+    let of_its_own = |verb: &&Command| !verb.is_hide_set() && verb.get_name() != "help";
+    command.get_subcommands().filter(of_its_own)
 }
 
 fn list(terms: &[(&str, &str)]) -> Roff {
@@ -130,17 +134,23 @@ fn list(terms: &[(&str, &str)]) -> Roff {
     list
 }
 
-/// The manual of one command alone, without what all of them have.
-fn manual(command: &Command, name: &str, behind: &str) -> Man {
-    let is_whole = name == PROGRAM;
-    let command = command.clone().disable_help_flag(!is_whole);
-    let mut command = command.mut_args(values_in_a_line).bin_name(name);
-    // Only then do its arguments know how many values they take.
-    command.build();
-    let words: Vec<String> = command.get_arguments().map(synopsis).collect();
+/// The manual of one command alone, without the options that it has from its parent.
+fn manual(command: &Command, parent: Option<&Command>, name: &str, behind: &str) -> Man {
+    let inherited = |arg: &Arg| {
+        parent.is_some_and(|parent| {
+            let mut everywhere = parent.get_arguments().filter(|it| it.is_global_set());
+            arg.get_id() == "help" || everywhere.any(|it| it.get_id() == arg.get_id())
+        })
+    };
+    let command = command.clone().mut_args(|arg| {
+        let hidden = arg.is_hide_set() || inherited(&arg);
+        values_in_a_line(arg).hide(hidden)
+    });
+    let shown = command.get_arguments().filter(|arg| !arg.is_hide_set());
+    let words: Vec<String> = shown.map(synopsis).collect();
     let usage = format!("{name} {}{behind}", words.join(" "));
     // An empty date would not be printed at all, and what follows would take its place.
-    Man::new(command.override_usage(usage))
+    Man::new(command.bin_name(name).override_usage(usage))
         .date(" ")
         .manual("User Commands")
 }

@@ -5,6 +5,13 @@ use std::process::ExitCode;
 
 use uni_cumps::{Host, Ui};
 
+// The unwinder from the archive, so that no libgcc_s.so is loaded: a constructor of that library asks the CPU what it can,
+// which a virtual machine answers so slowly that it costs more than all that `env` does.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+#[allow(unsafe_code)]
+#[link(name = "gcc_eh", kind = "static")]
+unsafe extern "C" {}
+
 fn main() -> ExitCode {
     let (mut out, mut err) = (io::stdout(), io::stderr());
     let (out_is_terminal, err_is_terminal) = (out.is_terminal(), err.is_terminal());

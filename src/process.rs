@@ -73,28 +73,33 @@ fn stat_on(host: &Host, pid: i32, offset: i64) -> Option<Stat> {
 /// may have a clock of its own (time_namespaces(7)), and a record must mean the same process in all of them.
 fn boot_offset(host: &Host) -> i64 {
     let file = |name| host.root.at("/proc/self").join(name);
-    let namespace = |name| fs::read_link(file(name)).ok();
-    // The offsets are those of our children.
-    if namespace("ns/time") != namespace("ns/time_for_children") {
-        return 0;
-    }
     let offsets = fs::read_to_string(file("timens_offsets")).unwrap_or_default();
     let seconds = offsets.lines().find_map(|line| {
         let mut words = line.split_whitespace();
         (words.next() == Some("boottime")).then(|| words.next()?.parse::<i64>().ok())?
     });
-    let ticks = i64::try_from(procfs::ticks_per_second()).unwrap_or_default();
-    seconds.unwrap_or_default().saturating_mul(ticks)
+    let seconds = seconds.filter(|seconds| *seconds != 0);
+    let namespace = |name| fs::read_link(file(name)).ok();
+    // The offsets are those of our children.
+    let is_ours = || namespace("ns/time") == namespace("ns/time_for_children");
+    match seconds {
+        Some(seconds) if is_ours() => {
+            let ticks = i64::try_from(procfs::ticks_per_second()).unwrap_or_default();
+            seconds.saturating_mul(ticks)
+        }
+        _ => 0,
+    }
 }
 
 /// The running process with this number, whoever it is.
 pub fn running(host: &Host, pid: i32) -> Option<Running> {
-    running_on(host, pid, boot_offset(host))
+    running_on(host, pid, || boot_offset(host))
 }
 
-fn running_on(host: &Host, pid: i32, offset: i64) -> Option<Running> {
+/// Most records are of processes that are gone, and those need no offset.
+fn running_on(host: &Host, pid: i32, offset: impl FnOnce() -> i64) -> Option<Running> {
     let uid = fs::metadata(proc_path(host, pid, "")).ok()?.uid();
-    let stat = stat_on(host, pid, offset)?;
+    let stat = stat_on(host, pid, offset())?;
     let gone = matches!(stat.state, 'Z' | 'X' | 'x');
     (!gone).then_some(Running {
         id: ProcessId {
@@ -294,7 +299,7 @@ fn all(host: &Host) -> impl Iterator<Item = Running> {
         .into_iter()
         .flatten()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter_map(move |pid| running_on(host, pid, offset))
+        .filter_map(move |pid| running_on(host, pid, || offset))
 }
 
 /// Where we are, for comparing with a record.

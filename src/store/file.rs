@@ -39,7 +39,7 @@ pub(super) fn read_regular_file(path: &Path) -> io::Result<(Vec<u8>, u32)> {
             meta.len()
         )));
     }
-    let mut content = Vec::new();
+    let mut content = Vec::with_capacity(4096);
     file.take(SIZE_LIMIT).read_to_end(&mut content)?;
     Ok((content, meta.uid()))
 }
@@ -73,8 +73,9 @@ pub(super) fn replace(directory: &Path, file: &str, content: &Value) -> io::Resu
         .tempfile_in(directory)?;
     aside.write_all(crate::ui::json_text(content).as_bytes())?;
     aside.as_file().sync_all()?;
+    // The new name is not waited for: the power cut that loses it ends the process that the file tells of as well.
     aside.persist(directory.join(file))?;
-    File::open(directory)?.sync_all()
+    Ok(())
 }
 
 pub(super) fn is_aside(file: &Path) -> bool {

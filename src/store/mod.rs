@@ -115,8 +115,12 @@ impl<'h> Store<'h> {
                 .to_str()
                 .and_then(|name| name.parse().ok());
             // Python follows a link to a directory here, and so do we.
+            let is_directory = match entry.file_type() {
+                Ok(kind) if !kind.is_symlink() => kind.is_dir(),
+                _ => entry.path().is_dir(),
+            };
             if let Some(name) = name
-                && entry.path().is_dir()
+                && is_directory
             {
                 names.push(name);
             }
@@ -153,11 +157,11 @@ impl<'h> Store<'h> {
             path,
             reason,
         };
-        match (read(RECORD), read(INTENT)) {
-            (Some(record), _) => Some(record.map_or_else(damaged, Entry::Record)),
-            (None, Some(intent)) => Some(intent.map_or_else(damaged, Entry::Intent)),
-            (None, None) => None,
+        // Beside a record an intent says nothing any more.
+        if let Some(record) = read(RECORD) {
+            return Some(record.map_or_else(damaged, Entry::Record));
         }
+        read(INTENT).map(|intent| intent.map_or_else(damaged, Entry::Intent))
     }
 
     /// The directories of replaced records, the oldest first.

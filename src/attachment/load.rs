@@ -1,5 +1,6 @@
 //! How much daemons have to do: how many servers and clients each one tells of.
 
+use std::panic::resume_unwind;
 use std::thread;
 use std::time::Duration;
 
@@ -51,24 +52,30 @@ pub fn load_of(
 /// once; one that cannot answer is not asked.
 pub fn loads_of(host: &Host, daemons: &[Observed], limit: Duration) -> Result<Vec<Load>, Error> {
     let control_of = |daemon: &Observed| daemon.control(host).ok()?.ok();
+    let controls: Vec<Option<Control<'_>>> = daemons.iter().map(control_of).collect();
     // A signal has its effect when every call has ended: it would end us and leave the calls behind.
     let _held = hold_signals();
     let asked: Vec<(Load, Result<(), AskError>)> = thread::scope(|scope| {
-        let asking: Vec<_> = daemons
+        let asking: Vec<_> = controls
             .iter()
-            .map(|daemon| {
-                let control = control_of(daemon)?;
-                Some(scope.spawn(move || load_of(host, &control, limit)))
+            .map(|control| {
+                let ask = move || match control {
+                    Some(control) => load_of(host, control, limit),
+                    None => (Load::default(), Ok(())),
+                };
+                let thread = control
+                    .as_ref()
+                    .map(|_| thread::Builder::new().spawn_scoped(scope, ask));
+                (ask, thread)
             })
             .collect();
-        let answer = |thread: Option<thread::ScopedJoinHandle<'_, _>>| {
-            // A thread that panicked has told nothing.
-            thread.and_then(|thread| thread.join().ok())
-        };
-        let silent = || (Load::default(), Ok(()));
         asking
             .into_iter()
-            .map(|thread| answer(thread).unwrap_or_else(silent))
+            .map(|(ask, thread)| match thread {
+                Some(Ok(thread)) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+                // There is nobody to ask, or no thread to do it.
+                Some(Err(_)) | None => ask(),
+            })
             .collect()
     });
     let mut loads = Vec::new();

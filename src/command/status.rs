@@ -17,6 +17,7 @@ use crate::host::Host;
 use crate::mps::{self, Keeper};
 use crate::nvidia_smi::{self, Discovery};
 use crate::record::TopologyMode;
+use crate::runner::side_by_side;
 use crate::runtime_dir;
 use crate::store::Store;
 use crate::suspension;
@@ -63,15 +64,19 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &StatusArgs) -> Result<u8,
 }
 
 fn gather(host: &Host) -> Result<Report, Error> {
-    let discovery = nvidia_smi::discover(host);
+    let ask_daemons = || {
+        let (daemons, others) = daemon::observe_all(host, &Store::of(host)?)?;
+        let loads = attachment::loads_of(host, &daemons, ASK_LIMIT)?;
+        Ok::<_, Error>((daemons, others, loads))
+    };
+    let (discovery, asked) = side_by_side(|| nvidia_smi::discover(host), ask_daemons);
     if let Err(SmiFailure::Interrupted(signal)) = discovery {
         return Err(Error::Interrupted(signal));
     }
+    let (daemons, others, loads) = asked?;
     let gpus = discovery.as_ref().map_or(&[][..], |found| &found.gpus);
     let mask = host.env.visible_devices();
     let visibility = topology::visible(gpus, mask.as_deref());
-    let (daemons, others) = daemon::observe_all(host, &Store::of(host)?)?;
-    let loads = attachment::loads_of(host, &daemons, ASK_LIMIT)?;
     Ok(Report {
         control_pipes: daemon::control_pipes(&daemons),
         unmanaged: unmanaged(host, &daemons),

@@ -7,7 +7,9 @@ mod system;
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::panic::resume_unwind;
 use std::path::PathBuf;
+use std::thread;
 use std::time::Duration;
 
 pub use signals::{
@@ -146,4 +148,20 @@ pub enum RunError {
 pub trait CommandRunner: Send + Sync {
     /// Makes one call and waits for its end.
     fn run(&self, call: &Invocation) -> Result<Finished, RunError>;
+}
+
+/// Does two things that need nothing of each other at the same time, so that they take as long as the longer one; where no
+/// thread can be had, one behind the other. A signal reaches the calls of both, and otherwise has its effect afterwards: it
+/// would end us and leave the calls behind.
+pub fn side_by_side<A: Send, B>(one: impl Fn() -> A + Sync, other: impl FnOnce() -> B) -> (A, B) {
+    let _held = hold_signals();
+    thread::scope(|scope| {
+        let started = thread::Builder::new().spawn_scoped(scope, &one);
+        let other = other();
+        let one = match started {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+            Err(_) => one(),
+        };
+        (one, other)
+    })
 }

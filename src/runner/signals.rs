@@ -146,8 +146,12 @@ pub(super) fn ends_are_told() -> bool {
 }
 
 fn not_ignored(signals: &[Signal]) -> SigSet {
-    let status = procfs::process::Process::myself().and_then(|process| process.status());
-    let ignored = status.map_or(0, |status| status.sigign);
+    // We never change what is done with a signal, so one look is enough.
+    static IGNORED: OnceLock<u64> = OnceLock::new();
+    let ignored = *IGNORED.get_or_init(|| {
+        let status = procfs::process::Process::myself().and_then(|process| process.status());
+        status.map_or(0, |status| status.sigign)
+    });
     signals
         .iter()
         .copied()

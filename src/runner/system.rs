@@ -132,6 +132,16 @@ impl SystemRunner {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A signal shows itself to one call only, and it is meant for all that are in progress side by side.
+    fn pass_on_to_other_calls(&self, number: i32) {
+        if !self.calls().is_empty()
+            && let Ok(signal) = Signal::try_from(number)
+        {
+            // Signalling oneself cannot fail.
+            let _ = nix::sys::signal::kill(getpid(), signal);
+        }
+    }
+
     fn reap(&self, child: &Child) -> Result<Status, RunError> {
         let status = child.reap().map_err(RunError::Spawn);
         self.calls().retain(|pid| *pid != child.pid);
@@ -215,6 +225,9 @@ impl SystemRunner {
             child.end_group();
         }
         let status = self.reap(&child)?;
+        if let Some(RunError::Interrupted(number)) = stopped_early {
+            self.pass_on_to_other_calls(number);
+        }
         if let Some(error) = stopped_early {
             return Err(error);
         }

@@ -18,6 +18,7 @@ use crate::host::Host;
 use crate::mps::{self, Control, Socket};
 use crate::nvidia_smi::{self, App};
 use crate::process;
+use crate::runner::side_by_side;
 use crate::runtime_dir;
 use crate::store::{Ledger, Store};
 
@@ -76,10 +77,13 @@ impl<'h> Gatherer<'h> {
         let only_looks = order.purpose == Purpose::Look;
         let (apps, gpus) = match only_looks {
             true => Default::default(),
-            false => (
-                nvidia_smi::apps(self.host)?,
-                nvidia_smi::conditions(self.host)?,
-            ),
+            false => {
+                let (apps, gpus) = side_by_side(
+                    || nvidia_smi::apps(self.host),
+                    || nvidia_smi::conditions(self.host),
+                );
+                (apps?, gpus?)
+            }
         };
         let pids = order.pids.iter();
         let mut subjects: Vec<Subject> = pids

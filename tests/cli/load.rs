@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::support::{N0, Sandbox, U1, freeze, pid, signal, uni_cumps, wait_until};
+use crate::support::{N0, Sandbox, U1, freeze, is_running, pid, signal, uni_cumps, wait_until};
 
 /// The daemon of this name in `status --json`.
 fn shown(machine: &Sandbox, name: &str) -> Value {
@@ -179,6 +179,37 @@ fn a_status_that_is_interrupted_leaves_no_question_behind() {
     let mut expected = daemons;
     expected.sort();
     assert_eq!(left, expected);
+}
+
+#[test]
+fn a_signal_ends_what_status_asks_side_by_side() {
+    for number in [Signal::SIGINT, Signal::SIGTERM] {
+        let machine = Sandbox::new();
+        machine.conduct("answers never");
+        let daemon = recorded(&machine, "a");
+        machine.calls();
+        machine.script("nvidia-smi", "echo $$ >$0.pid; exec sleep 600");
+        let child = machine.run(["status"]).spawn();
+        let asked = || {
+            let calls = std::fs::read_to_string(machine.bin().join("calls")).unwrap_or_default();
+            calls.contains("get_server_list")
+        };
+        let smi = machine.bin().join("nvidia-smi.pid");
+        let text = || std::fs::read_to_string(&smi).unwrap_or_default();
+        wait_until("both are asked", || asked() && text().ends_with('\n'));
+        let begun = Instant::now();
+        signal(i32::try_from(child.id()).unwrap(), number);
+        let output = child.wait_with_output().unwrap();
+        assert_eq!(
+            output.status.code(),
+            Some(128 + number as i32),
+            "{output:?}"
+        );
+        // Neither was waited for to the end of its time: nvidia-smi has 30 s.
+        assert!(begun.elapsed() < Duration::from_secs(20));
+        assert!(!is_running(text().trim().parse().unwrap()));
+        assert_eq!(machine.daemons(), [daemon]);
+    }
 }
 
 #[test]

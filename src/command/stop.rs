@@ -176,7 +176,7 @@ impl Stop<'_> {
             State::OtherHost => Err(daemon::other_host(self.host, self.store, &daemon.record)),
             State::OtherPidNamespace { .. } => Err(Error::OtherPidNamespace(name.clone())),
             State::NotAnswering(process) if self.force => {
-                self.prove(&daemon.record, &process)?;
+                self.prove(&daemon, &process)?;
                 self.end(
                     ui,
                     &locked,
@@ -202,7 +202,7 @@ impl Stop<'_> {
             }
             State::Unreachable(process) => Err(not_the_daemon(&daemon, &process)),
             State::Live(process) => {
-                self.prove(&daemon.record, &process)?;
+                self.prove(&daemon, &process)?;
                 self.quit(ui, &locked, daemon.record, &process)
             }
         }
@@ -250,15 +250,15 @@ impl Stop<'_> {
     }
 
     /// Lock, socket and record must name one process before anything is said to it.
-    fn prove(&self, record: &DaemonRecord, process: &Running) -> Result<(), Error> {
-        let pipe = &record.pipe_directory;
+    fn prove(&self, daemon: &Observed, process: &Running) -> Result<(), Error> {
+        let pipe = &daemon.record.pipe_directory;
         let contradiction = |found| {
             Err(Error::Contradiction {
                 pipe: pipe.clone(),
                 found,
             })
         };
-        match mps::keeper(self.host, pipe) {
+        match mps::keeper_beside(self.host, pipe, &daemon.socket) {
             Keeper::Process(keeper) if keeper.id == process.id => Ok(()),
             Keeper::Process(keeper) => contradiction(format!(
                 "the record names pid {}, and pid {} runs there",
@@ -267,7 +267,7 @@ impl Stop<'_> {
             Keeper::Contradiction(found) => contradiction(found),
             // A stand-in without lock and socket: its pid file is all that there is.
             Keeper::Nobody
-                if mps::control_socket(self.host, pipe) == Socket::Fifo
+                if daemon.socket == Socket::Fifo
                     && mps::named_by_pid_file(self.host, pipe)
                         .is_some_and(|named| named.id == process.id) =>
             {

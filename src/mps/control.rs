@@ -238,7 +238,7 @@ impl<'h> Control<'h> {
         let _turn = self.turn(limit)?;
         let mut without_echo = 0;
         let mut last = String::from("no session took place");
-        let mut pause = Duration::from_millis(5);
+        let mut pause = Duration::from_millis(1);
         loop {
             if left().is_zero() {
                 return Err(AskError::Dropped(last));
@@ -427,8 +427,8 @@ mod tests {
 
     #[test]
     fn sessions_that_are_always_dropped_end_with_what_was_said_last() {
-        // After 0, 5, 15, 35 and 75 ms; the sixth would begin when the time is up.
-        let sessions = (0..5).map(|_| exits(1, "", "Cannot send command"));
+        // After 0, 1, 3, 7, 15, 31 and 63 ms; the eighth would begin when the time is up.
+        let sessions = (0..7).map(|_| exits(1, "", "Cannot send command"));
         let answer = ask_within(Duration::from_millis(100), sessions.collect());
         assert!(matches!(answer, Err(AskError::Dropped(said)) if said == "Cannot send command"));
     }

@@ -13,7 +13,7 @@ pub use limits::{FoundLimits, Scope, ServerLimits};
 pub use log::{LogMark, log_end};
 pub use log_file::LogFile;
 pub use pipe::{
-    Keeper, Socket, clear, coming_up, control_path, control_socket, keeper,
+    Keeper, Socket, clear, coming_up, control_path, control_socket, keeper, keeper_beside,
     lacks_privileged_socket, lock_holder, logs_into, named_by_pid_file,
 };
 pub use server::{ServerState, Termination};

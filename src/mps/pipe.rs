@@ -159,8 +159,13 @@ const END_LIMIT: Duration = Duration::from_secs(5);
 
 /// Who is the daemon in `pipe`: the holder of its lock, or the listener on its socket where the lock file was removed.
 pub fn keeper(host: &Host, pipe: &Path) -> Keeper {
-    let listener = match control_socket(host, pipe) {
-        Socket::Listening { pid } => pid,
+    keeper_beside(host, pipe, &control_socket(host, pipe))
+}
+
+/// Likewise where the socket was looked at just before. Each look wakes the daemon.
+pub fn keeper_beside(host: &Host, pipe: &Path, socket: &Socket) -> Keeper {
+    let listener = match socket {
+        Socket::Listening { pid } => *pid,
         _ => None,
     };
     let pid = match (lock(host, pipe), listener) {

@@ -12,6 +12,7 @@ mod checkpoint;
 mod checks;
 mod clients;
 mod comfort;
+mod cost;
 mod cpus;
 mod directories;
 mod doctor;

@@ -53,6 +53,13 @@ impl Env {
         self.get(key).filter(|value| !value.is_empty())
     }
 
+    /// All variables, for a call that gets them as they are.
+    pub fn to_vec(&self) -> Vec<(OsString, OsString)> {
+        let all = self.all();
+        all.map(|(key, value)| (key.clone(), value.clone()))
+            .collect()
+    }
+
     /// All variables.
     pub fn all(&self) -> impl Iterator<Item = (&OsString, &OsString)> {
         self.0.iter()
@@ -103,6 +110,9 @@ impl Clock for SystemClock {
     }
 }
 
+/// Where programs are looked for without a PATH, as the hooks of a cluster are called.
+pub const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
 /// Everything that a command needs from outside.
 pub struct Host {
     /// The file tree.
@@ -145,10 +155,10 @@ impl Host {
         })
     }
 
-    /// The first executable file `name` on the caller's PATH. An empty entry is skipped: it would mean the working
-    /// directory, where anybody may have put a program of that name.
+    /// The first executable file `name` on the caller's PATH, or on the usual one where he has none. An empty entry is
+    /// skipped: it would mean the working directory, where anybody may have put a program of that name.
     pub fn find_program(&self, name: &str) -> Option<PathBuf> {
-        let path = self.env.get_filled("PATH")?;
+        let path = self.env.get("PATH").unwrap_or(OsStr::new(USUAL_PATH));
         std::env::split_paths(path)
             .filter(|directory| !directory.as_os_str().is_empty())
             .map(|directory| self.cwd.join(directory).join(name))

@@ -343,11 +343,7 @@ pub fn call(host: &Host) -> Result<Invocation, SmiFailure> {
         purpose: "list the GPUs",
         program: program.ok_or(SmiFailure::NotFound)?,
         args: ARGS.map(Into::into).to_vec(),
-        env: host
-            .env
-            .all()
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect(),
+        env: host.env.to_vec(),
         stdin: Vec::new(),
         mode: Mode::Captured(LIMIT),
     })

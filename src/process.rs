@@ -286,6 +286,14 @@ pub fn called_with(host: &Host, program: &str, key: &str, value: &str) -> Vec<Ru
         .collect()
 }
 
+/// The running processes of a user that have this variable in their environment.
+pub fn with_variable(host: &Host, uid: u32, key: &str, value: &str) -> Vec<Running> {
+    all(host)
+        .filter(|process| process.uid == uid)
+        .filter(|process| variable_of(host, process.id.pid, key).as_deref() == Some(value))
+        .collect()
+}
+
 /// The running processes of a process group. Used for what a failed call left behind.
 pub fn members_of_group(host: &Host, group: i32) -> Vec<Running> {
     all(host)

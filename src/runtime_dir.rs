@@ -272,6 +272,12 @@ pub fn create(host: &Host, directories: &Directories) -> Result<Vec<String>, Err
     Preparation { host, touches }.prepare(directories)
 }
 
+/// Creates the directory of all default ones of this user, of which `own` is one, with the same checks.
+pub fn create_parent(host: &Host, own: &Path) -> Result<(), Error> {
+    let touches = true;
+    Preparation { host, touches }.parent_of(own)
+}
+
 /// The checks of `create` alone.
 pub fn check(host: &Host, directories: &Directories) -> Result<Vec<String>, Error> {
     let touches = false;
@@ -290,19 +296,7 @@ impl Preparation<'_> {
         let host = self.host;
         let mut notes = Vec::new();
         if let Some(own) = &directories.own {
-            let parent = own.parent().unwrap_or(own);
-            if let Some((above, mode)) = replaceable_in(host, parent) {
-                return Err(unsafe_directory(
-                    parent,
-                    PARENT,
-                    format!("everybody may replace it, since {above:?} has mode {mode:04o}"),
-                    format!(
-                        "set TMPDIR to a directory of your own, or chmod +t {}",
-                        crate::shell::quote_path(above)
-                    ),
-                ));
-            }
-            self.own_directory(parent, PARENT)?;
+            self.parent_of(own)?;
             self.own_directory(own, "a runtime directory")?;
         }
         for (path, role) in [(&directories.pipe, PIPE), (&directories.log, LOG)] {
@@ -350,6 +344,23 @@ impl Preparation<'_> {
                 .map(|()| true)
                 .map_err(|source| cannot_create(path, source)),
         }
+    }
+
+    /// The directory of all default ones of this user.
+    fn parent_of(&self, own: &Path) -> Result<(), Error> {
+        let parent = own.parent().unwrap_or(own);
+        if let Some((above, mode)) = replaceable_in(self.host, parent) {
+            return Err(unsafe_directory(
+                parent,
+                PARENT,
+                format!("everybody may replace it, since {above:?} has mode {mode:04o}"),
+                format!(
+                    "set TMPDIR to a directory of your own, or chmod +t {}",
+                    crate::shell::quote_path(above)
+                ),
+            ));
+        }
+        self.own_directory(parent, PARENT)
     }
 
     /// One of our default directories: made by us, mode 0700.

@@ -99,6 +99,7 @@ fn every_command_and_flag_of_the_help_is_in_the_table_of_commands() {
         "checkpoint unlock",
         "checkpoint restore-thread",
         "logs",
+        "slurm",
         "prune",
         "validate",
         "completions",

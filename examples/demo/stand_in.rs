@@ -112,7 +112,9 @@ fn set_compute_mode() -> ExitCode {
         cells.join(", ") + "\n"
     };
     let rows: String = rows.lines().map(row).collect();
-    match fs::write(file, rows) {
+    // Another call may read it at the same time.
+    let aside = beside().join(format!("gpus.csv.{}", std::process::id()));
+    match fs::write(&aside, rows).and_then(|()| fs::rename(aside, file)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }

@@ -5,6 +5,7 @@ mod clients;
 mod lazy;
 mod limits;
 mod logs;
+mod slurm;
 mod wait;
 
 use std::ffi::OsString;
@@ -29,6 +30,7 @@ pub use clients::ClientsArgs;
 pub use lazy::Lazy;
 pub use limits::{LimitsArgs, StartLimits};
 pub use logs::{Lines, LogsArgs};
+pub use slurm::{AsUserArgs, STATE_DIRECTORY, SlurmArgs, SlurmHook};
 pub use wait::{Condition, WaitArgs};
 
 /// The name of the program, by which shells find what completes its command line.
@@ -41,6 +43,8 @@ pub const COMPLETE: &str = "UNI_CUMPS_COMPLETE";
 pub const CALL_COMMAND: &str = "call-cuda-driver";
 /// The name by which the binary calls itself to look at the CUDA driver.
 pub const LOOK_COMMAND: &str = "look-at-cuda-driver";
+/// The name by which the binary calls itself to do something as another user.
+pub const AS_USER_COMMAND: &str = "as-user";
 /// The option that makes the look go through the control daemon, with a context.
 pub const THROUGH_DAEMON: &str = "--through-daemon";
 
@@ -156,6 +160,8 @@ pub enum Command {
     Checkpoint(Lazy<CheckpointArgs>),
     /// Show what a daemon and its servers have logged
     Logs(Lazy<LogsArgs>),
+    /// Share GPUs on a Slurm cluster: the hooks of its nodes
+    Slurm(Lazy<SlurmArgs>),
     /// Remove what daemons that are gone have left behind
     Prune(Lazy<PruneArgs>),
     /// Prove that a learner and a collector share one GPU through MPS; changes nothing
@@ -172,6 +178,9 @@ pub enum Command {
     /// What `checkpoint` runs in a child process
     #[command(name = CALL_COMMAND, hide = true)]
     Call(Lazy<CallArgs>),
+    /// What a hook of `slurm` runs as a job's user
+    #[command(name = AS_USER_COMMAND, hide = true)]
+    AsUser(Lazy<AsUserArgs>),
 }
 
 /// `status`
@@ -409,6 +418,9 @@ pub struct RunArgs {
     /// Start the daemon if it is not live
     #[arg(long)]
     pub start: bool,
+    /// Likewise, and end it with the last program on this node that was run like this; for all ranks of a job alike
+    #[arg(long, conflicts_with_all = ["start", "by_rank"])]
+    pub per_node: bool,
     /// Bind the program to CPUs: its share of those near its GPU (auto), all of them (node), a list, or off
     #[arg(long, value_name = "auto|node|off|LIST", default_value = "off")]
     pub cpus: CpuChoice,

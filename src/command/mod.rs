@@ -1,5 +1,6 @@
 //! One verb a file. A command returns its exit status, or the failure that this file shows.
 
+mod as_user;
 mod call;
 mod checkpoint;
 mod clients;
@@ -13,6 +14,7 @@ mod look;
 mod man;
 mod prune;
 mod run;
+mod slurm;
 mod start;
 mod status;
 mod stop;
@@ -51,6 +53,7 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
         Command::Wait(args) => (wait::run(host, ui, args), args.json),
         Command::Checkpoint(args) => (checkpoint::run(host, ui, args), args.json),
         Command::Logs(args) => (logs::run(host, ui, args), args.json),
+        Command::Slurm(args) => (slurm::run(host, ui, args), false),
         Command::Prune(args) => (prune::run(host, ui, args), args.json),
         Command::Validate(args) => (validate::run(host, ui, args), args.json),
         Command::Visibility(args) => (visibility::run(host, ui, args), false),
@@ -58,6 +61,7 @@ pub fn run(host: &Host, ui: &mut Ui<'_>, command: &Command) -> u8 {
         Command::Man => (man::run(ui), false),
         Command::Look(args) => (look::run(host, ui, args), false),
         Command::Call(args) => (call::run(host, ui, args), false),
+        Command::AsUser(args) => (as_user::run(args), false),
     };
     result.unwrap_or_else(|error| {
         ui.failure(&error, json);

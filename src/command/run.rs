@@ -10,9 +10,11 @@ use crate::error::Error;
 use crate::host::Host;
 use crate::launch::{Request, Wanted};
 use crate::limits::Limits;
+use crate::per_node;
+use crate::process;
 use crate::record::{DaemonName, DaemonRecord};
 use crate::runner::{Invocation, Mode};
-use crate::store::Store;
+use crate::store::{Entry, Store};
 use crate::ui::Ui;
 
 /// What `env` and GNU's other tools use, so that the program's own status can be told from our failures.
@@ -25,7 +27,30 @@ pub(super) fn exit_status(error: &Error) -> u8 {
 }
 
 pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &RunArgs) -> Result<u8, Error> {
-    let record = daemon_for(host, ui, args)?;
+    if !args.per_node || args.dry_run {
+        let (record, _) = daemon_for(host, ui, args)?;
+        return run_as_client(host, ui, args, &record);
+    }
+    let store = Store::of(host)?;
+    let here = process::place(host);
+    let is_live = |record: &DaemonRecord| match store.entry(&record.name) {
+        Some(Entry::Record(found)) if found.process == record.process => {
+            daemon::observe(host, &here, found).state.reachable()
+        }
+        _ => false,
+    };
+    let part = per_node::join(host, || daemon_for(host, ui, args), is_live)?;
+    let outcome = run_as_client(host, ui, args, part.record());
+    part.leave(host, ui);
+    outcome
+}
+
+fn run_as_client(
+    host: &Host,
+    ui: &mut Ui<'_>,
+    args: &RunArgs,
+    record: &DaemonRecord,
+) -> Result<u8, Error> {
     let limits = Limits {
         threads: args.threads.clone(),
         memory: args.memory,
@@ -33,11 +58,11 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &RunArgs) -> Result<u8, Er
     };
     let mut variables = record.client_environment().to_vec();
     variables.extend(limits.client_environment(record.gpu_uuids.len()));
-    let mode = match args.require_mps {
-        Some(_) => Mode::Beside,
-        None => Mode::Replacing,
+    let mode = match args.require_mps.is_some() || args.per_node {
+        true => Mode::Beside,
+        false => Mode::Replacing,
     };
-    let bound = bind(host, ui, args, &record)?;
+    let bound = bind(host, ui, args, record)?;
     variables.extend(bound.iter().flat_map(|binding| binding.variables.clone()));
     let call = program(host, &args.command, &variables, mode);
     if args.dry_run {
@@ -49,7 +74,7 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &RunArgs) -> Result<u8, Er
         return Ok(0);
     }
     match args.require_mps {
-        Some(seconds) => attachment::proven(host, ui, &call, &record, seconds),
+        Some(seconds) => attachment::proven(host, ui, &call, record, seconds),
         None => match host.runner.run(&call) {
             Ok(finished) => Ok(finished.status.shell_code()),
             Err(error) => Err(attachment::not_run(&call, error)),
@@ -126,22 +151,22 @@ fn program(
     }
 }
 
-/// The daemon that is meant, started if there is none and that was asked for.
-fn daemon_for(host: &Host, ui: &mut Ui<'_>, args: &RunArgs) -> Result<DaemonRecord, Error> {
+/// The daemon that is meant, started if there is none and that was asked for, and whether we have started it.
+fn daemon_for(host: &Host, ui: &mut Ui<'_>, args: &RunArgs) -> Result<(DaemonRecord, bool), Error> {
     let store = Store::of(host)?;
     let found = find(host, &store, args);
     let is_absent = matches!(
         found,
         Err(Error::NoLiveDaemon | Error::NoRecord(_) | Error::Stale(_) | Error::NoDaemonForGpu(_))
     );
-    if args.start && is_absent {
+    if (args.start || args.per_node) && is_absent {
         return start(host, ui, &store, args);
     }
     let (record, notes) = found?;
     for note in notes {
         ui.note(note);
     }
-    Ok(record)
+    Ok((record, false))
 }
 
 fn find(
@@ -166,7 +191,7 @@ fn start(
     ui: &mut Ui<'_>,
     store: &Store<'_>,
     args: &RunArgs,
-) -> Result<DaemonRecord, Error> {
+) -> Result<(DaemonRecord, bool), Error> {
     let request = Request {
         gpus: args.daemon.gpu.as_deref(),
         name: args.daemon.name.as_deref(),
@@ -174,19 +199,21 @@ fn start(
     };
     let wanted = Wanted::only(host, request)?;
     if args.dry_run {
-        return wanted.show(ui, false);
+        return Ok((wanted.show(ui, false)?, true));
     }
     let named = |name: &DaemonName| {
         let found = daemon::select(host, store, Some(name.as_str()))?;
-        daemon::reachable(host, store, found)
+        Ok((daemon::reachable(host, store, found)?, false))
     };
     match wanted.start(ui) {
         Ok(record) => {
-            ui.note(format!(
-                "started daemon {0} (pid {1}); to end it: uni-cumps stop --name {0}",
-                record.name, record.process.pid
-            ));
-            Ok(record)
+            if !args.per_node {
+                ui.note(format!(
+                    "started daemon {0} (pid {1}); to end it: uni-cumps stop --name {0}",
+                    record.name, record.process.pid
+                ));
+            }
+            Ok((record, true))
         }
         Err(Error::AlreadyLive { name, .. }) => named(&name),
         // Whoever has named a daemon gets that one or none.

@@ -132,10 +132,7 @@ type Variables = Vec<(OsString, OsString)>;
 
 /// The caller's environment with another pipe directory.
 fn environment(host: &Host, pipe: &Path) -> Variables {
-    let all = host.env.all();
-    let mut env = all
-        .map(|(key, value)| (key.clone(), value.clone()))
-        .collect();
+    let mut env = host.env.to_vec();
     set(&mut env, PIPE, pipe);
     env
 }

@@ -6,6 +6,7 @@ mod clients;
 mod limits;
 mod logs;
 mod selection;
+mod slurm;
 mod smi;
 mod unmet;
 mod wait;
@@ -15,6 +16,7 @@ pub use clients::ClientFailure;
 pub use limits::LimitFailure;
 pub use logs::LogFailure;
 pub use selection::Selection;
+pub use slurm::SlurmFailure;
 pub use smi::SmiFailure;
 pub use unmet::Unmet;
 pub use wait::InVain;
@@ -62,6 +64,11 @@ pub enum Error {
     /// A client was not ended.
     #[error("{0}")]
     Client(#[from] ClientFailure),
+
+    // Clusters.
+    /// A hook of a Slurm cluster could not do its work.
+    #[error("{0}")]
+    Slurm(#[from] SlurmFailure),
 
     // Logs.
     /// The logs of a daemon are not where they should be.
@@ -464,6 +471,7 @@ impl Error {
             Self::NoGithubEnv => "no-github-env",
             Self::Checkpoint(failure) => failure.code(),
             Self::Client(failure) => failure.code(),
+            Self::Slurm(failure) => failure.code(),
             Self::Logs(failure) => failure.code(),
             Self::Limits(failure) => failure.code(),
             Self::DamagedRecord { .. } => "damaged-record",
@@ -512,6 +520,7 @@ impl Error {
             Self::InVain(wait) => Some(wait.seen.clone()),
             Self::Checkpoint(failure) => failure.cause(),
             Self::Client(failure) => failure.cause(),
+            Self::Slurm(failure) => failure.cause(),
             Self::Logs(failure) => failure.cause(),
             Self::Limits(failure) => failure.cause(),
             Self::BadManifest { reason, .. } => Some(reason.clone()),
@@ -597,6 +606,7 @@ impl Error {
             Self::InVain(wait) => wait.remedy.clone(),
             Self::Checkpoint(failure) => failure.hint(),
             Self::Client(failure) => failure.hint(),
+            Self::Slurm(failure) => failure.hint(),
             Self::Logs(failure) => failure.hint(),
             Self::Limits(failure) => failure.hint(),
             Self::BadManifest { path, .. } => format!("python3 -m json.tool {}", quote_path(path)),

@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ const SIZE_LIMIT: u64 = 64 << 10;
 const LOCK_LIMIT: Duration = Duration::from_secs(20);
 
 /// A file's content and its owner. Opens without following a link or waiting for the other end of a FIFO.
-pub(super) fn read_regular_file(path: &Path) -> io::Result<(Vec<u8>, u32)> {
+pub fn read_regular_file(path: &Path) -> io::Result<(Vec<u8>, u32)> {
     let file = OpenOptions::new()
         .read(true)
         .custom_flags((OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK).bits())
@@ -64,14 +64,17 @@ pub(super) fn create_private(path: &Path) -> io::Result<()> {
     DirBuilder::new().mode(0o700).recursive(true).create(path)
 }
 
-/// Writes `content` into `directory/file` so that at any moment the old or the new one stands there. The caller holds
-/// the lock.
-pub(super) fn replace(directory: &Path, file: &str, content: &Value) -> io::Result<()> {
+/// Writes `content` into `directory/file` so that at any moment the old or the new one stands there, with the mode `mode`.
+/// The caller holds the lock.
+pub fn replace(directory: &Path, file: &str, mode: u32, content: &Value) -> io::Result<()> {
     sweep(directory);
     let mut aside = tempfile::Builder::new()
         .prefix(ASIDE)
         .tempfile_in(directory)?;
     aside.write_all(crate::ui::json_text(content).as_bytes())?;
+    aside
+        .as_file()
+        .set_permissions(fs::Permissions::from_mode(mode))?;
     aside.as_file().sync_all()?;
     // The new name is not waited for: the power cut that loses it ends the process that the file tells of as well.
     aside.persist(directory.join(file))?;
@@ -109,7 +112,7 @@ pub(super) fn unlink(path: &Path) -> io::Result<()> {
 ///
 /// The locks are POSIX ones: the kernel knows their holder's pid, they end with the process, and neither a child nor a
 /// daemon inherits them.
-pub(super) struct LockFile<'h> {
+pub struct LockFile<'h> {
     host: &'h Host,
     file: File,
     path: PathBuf,
@@ -117,7 +120,7 @@ pub(super) struct LockFile<'h> {
 
 impl<'h> LockFile<'h> {
     /// Opens the lock file. What was `created` must still be given to its owner.
-    pub(super) fn open(
+    pub fn open(
         host: &'h Host,
         path: PathBuf,
         created: impl FnOnce(&File) -> io::Result<()>,
@@ -151,7 +154,7 @@ impl<'h> LockFile<'h> {
     }
 
     /// Takes the lock on a byte. Waits for its present holder, and names it when the waiting was in vain.
-    pub(super) fn acquire(&self, byte: i64) -> Result<(), Error> {
+    pub fn acquire(&self, byte: i64) -> Result<(), Error> {
         let attempt = || match self.set(libc::F_WRLCK, byte) {
             Ok(()) => Some(Ok(())),
             Err(Errno::EAGAIN | Errno::EACCES | Errno::EINTR) => None,
@@ -185,7 +188,7 @@ impl<'h> LockFile<'h> {
 
 /// The byte of a lock file that stands for a name. Two names that share a byte only wait for each other once in a while.
 /// Byte 0 is nobody's.
-pub(super) fn byte_of(name: &str) -> i64 {
+pub fn byte_of(name: &str) -> i64 {
     1 + i64::try_from(fnv(name) >> 2).unwrap_or(0)
 }
 

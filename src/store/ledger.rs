@@ -148,7 +148,7 @@ impl LockedLedger<'_> {
     pub fn put(&self, entry: &Suspended) -> Result<(), Error> {
         let file = self.ledger.file(entry.process);
         self.write("write", &file, |directory| {
-            replace(directory, &file, &entry.to_json())
+            replace(directory, &file, 0o600, &entry.to_json())
         })
     }
 

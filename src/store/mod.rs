@@ -17,8 +17,9 @@ use crate::host::Host;
 use crate::record::{DaemonName, DaemonRecord};
 use crate::runtime_dir;
 
-use file::{LockFile, byte_of, create_private, is_aside, read_regular_file, replace, sweep};
+use file::{create_private, is_aside, sweep};
 
+pub use file::{LockFile, byte_of, read_regular_file, replace};
 pub use ledger::{Ledger, LockedLedger};
 
 /// Below the home directory, as the Python command has it.
@@ -367,7 +368,7 @@ impl Locked<'_> {
     fn write(&self, file: &str, record: &DaemonRecord) -> io::Result<()> {
         let directory = self.store.host.root.at(self.directory());
         create_private(&directory)?;
-        replace(&directory, file, &record.to_json())
+        replace(&directory, file, 0o600, &record.to_json())
     }
 
     fn unlink(&self, file: &'static str) -> Result<(), Error> {

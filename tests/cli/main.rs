@@ -27,6 +27,7 @@ mod limits;
 mod load;
 mod logs;
 mod mig;
+mod per_node;
 mod prune;
 mod races;
 mod records;

@@ -708,6 +708,22 @@ impl Sleeper {
         Self(Command::new("/bin/sleep").arg("600").spawn().unwrap())
     }
 
+    /// One of another user, with these variables and no others.
+    pub fn of(uid: u32, variables: &[(&str, &str)]) -> Self {
+        let ids = [format!("--reuid={uid}"), format!("--regid={uid}")];
+        let child = Command::new("/usr/bin/setpriv")
+            .args(ids)
+            .args(["--clear-groups", "/bin/sleep", "600"])
+            .env_clear()
+            .envs(variables.iter().copied())
+            .spawn();
+        let sleeper = Self(child.unwrap());
+        wait_until("it sleeps", || {
+            argv0(sleeper.pid()).is_some_and(|name| name == "/bin/sleep")
+        });
+        sleeper
+    }
+
     pub fn pid(&self) -> i32 {
         i32::try_from(self.0.id()).unwrap()
     }

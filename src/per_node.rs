@@ -1,0 +1,152 @@
+//! The programs of one node that share a daemon, such as the ranks of a job: whoever comes first starts it, the others wait
+//! until it answers, the last one out ends it. They count themselves by a lock that the kernel gives back when one is
+//! killed; nobody waits for a rank of a certain number.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::fcntl::OFlag;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::error::Error;
+use crate::host::Host;
+use crate::record::{DaemonRecord, ProcessId};
+use crate::runner::{Invocation, Mode};
+use crate::runtime_dir;
+use crate::ui::Ui;
+
+/// How long the last one out may take to end the daemon, until a newcomer gives up.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// Our part in a daemon.
+pub struct Part {
+    file: File,
+    path: PathBuf,
+    record: DaemonRecord,
+}
+
+/// Takes part in the daemon that `bring_up` finds or starts; it says whether it has started it. Where the last one out has
+/// just ended it, it is brought up once more.
+pub fn join(
+    host: &Host,
+    mut bring_up: impl FnMut() -> Result<(DaemonRecord, bool), Error>,
+    is_live: impl Fn(&DaemonRecord) -> bool,
+) -> Result<Part, Error> {
+    let deadline = host.clock.monotonic() + LIMIT;
+    loop {
+        let (record, is_new) = bring_up()?;
+        let path = counter(host, &record)?;
+        let left = deadline.saturating_sub(host.clock.monotonic());
+        let file = counted(host, &path, left).map_err(|source| Error::File {
+            doing: "lock",
+            path: path.clone(),
+            source,
+        })?;
+        let mut part = Part { file, path, record };
+        if !is_live(&part.record) && !left.is_zero() {
+            continue;
+        }
+        if is_new {
+            part.claim()?;
+        }
+        return Ok(part);
+    }
+}
+
+/// The file that is locked: beside the runtime directories of this user, with the daemon's name.
+fn counter(host: &Host, record: &DaemonRecord) -> Result<PathBuf, Error> {
+    let (directories, _) = runtime_dir::plan(host, &record.name, None, None)?;
+    let own = directories.own.unwrap_or(directories.pipe);
+    runtime_dir::create_parent(host, &own)?;
+    Ok(own.with_file_name(format!("{}.per-node", record.name)))
+}
+
+/// The file, with a shared lock. One that somebody has removed meanwhile is no longer the one that others lock.
+fn counted(host: &Host, path: &Path, limit: Duration) -> io::Result<File> {
+    let at = host.root.at(path);
+    let attempt = || {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(OFlag::O_NOFOLLOW.bits())
+            .open(&at);
+        let file = match file {
+            Ok(file) => file,
+            Err(error) => return Some(Err(error)),
+        };
+        match flock(&file, FlockOperation::NonBlockingLockShared) {
+            Err(Errno::WOULDBLOCK | Errno::INTR) => return None,
+            Err(errno) => return Some(Err(errno.into())),
+            Ok(()) => {}
+        }
+        let same = |found: fs::Metadata| {
+            let ours = file.metadata();
+            ours.is_ok_and(|ours| (ours.dev(), ours.ino()) == (found.dev(), found.ino()))
+        };
+        fs::symlink_metadata(&at)
+            .is_ok_and(same)
+            .then_some(Ok(file))
+    };
+    let in_vain = || Err(io::Error::from(io::ErrorKind::TimedOut));
+    host.wait_for(limit, attempt).unwrap_or_else(in_vain)
+}
+
+impl Part {
+    /// The daemon's record.
+    pub fn record(&self) -> &DaemonRecord {
+        &self.record
+    }
+
+    /// Notes that the daemon was started for those who count themselves here: only such a one is ended.
+    fn claim(&mut self) -> Result<(), Error> {
+        let written = write!(self.file, "{}", mark(self.record.process));
+        written.map_err(|source| Error::File {
+            doing: "write",
+            path: self.path.clone(),
+            source,
+        })
+    }
+
+    /// Leaves; the last one out ends the daemon. What does not end is told.
+    pub fn leave(mut self, host: &Host, ui: &mut Ui<'_>) {
+        // First let go, then look whether nobody is left: of two that leave at once, one is the last.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+        if flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_err() {
+            return;
+        }
+        let mut claim = String::new();
+        let read = self.file.rewind();
+        let read = read.and_then(|()| self.file.read_to_string(&mut claim));
+        if read.is_ok() && claim == mark(self.record.process) {
+            let name = self.record.name.as_str();
+            let call = Invocation {
+                purpose: "stop the daemon",
+                program: host.ourselves.clone(),
+                args: ["stop", "--name", name].map(Into::into).to_vec(),
+                env: host.env.to_vec(),
+                stdin: Vec::new(),
+                mode: Mode::Uninterrupted(LIMIT),
+            };
+            match host.runner.run(&call) {
+                Ok(stopped) if stopped.status.success() => {}
+                Ok(stopped) => {
+                    ui.note(format!("daemon {name} was not stopped: {}", stopped.said()))
+                }
+                Err(error) => ui.note(format!("daemon {name} was not stopped: {error}")),
+            }
+        }
+        // Removed while it is locked: a newcomer that has opened it sees that it is not the one any more.
+        let _ = fs::remove_file(host.root.at(&self.path));
+    }
+}
+
+fn mark(process: ProcessId) -> String {
+    format!("{}-{}", process.pid, process.start_ticks)
+}

@@ -1,6 +1,6 @@
 //! The programs of one node that share a daemon, such as the ranks of a job: whoever comes first starts it, the others wait
-//! until it answers, the last one out ends it. They count themselves by a lock that the kernel gives back when one is
-//! killed; nobody waits for a rank of a certain number.
+//! until it answers, the last one out ends it. They count themselves by a lock on a file beside the daemon's logs, which the
+//! kernel gives back when one is killed; nobody waits for a rank of a certain number.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
@@ -14,12 +14,12 @@ use rustix::io::Errno;
 
 use crate::error::Error;
 use crate::host::Host;
-use crate::record::{DaemonRecord, ProcessId};
+use crate::record::{DaemonName, DaemonRecord, ProcessId};
 use crate::runner::{Invocation, Mode};
 use crate::runtime_dir;
 use crate::ui::Ui;
 
-/// How long the last one out may take to end the daemon, until a newcomer gives up.
+/// How long the last one out may take to end the daemon.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Our part in a daemon.
@@ -29,44 +29,54 @@ pub struct Part {
     record: DaemonRecord,
 }
 
-/// Takes part in the daemon that `bring_up` finds or starts; it says whether it has started it. Where the last one out has
-/// just ended it, it is brought up once more.
+/// How long a daemon that is just leaving may stand in the way of the next one.
+const CHANGE_LIMIT: Duration = Duration::from_secs(20);
+
+/// Takes part in the daemon that `bring_up` finds or starts; it says whether it has started it. Where the last one out is
+/// just ending it, it is brought up once more.
 pub fn join(
     host: &Host,
     mut bring_up: impl FnMut() -> Result<(DaemonRecord, bool), Error>,
     is_live: impl Fn(&DaemonRecord) -> bool,
 ) -> Result<Part, Error> {
-    let deadline = host.clock.monotonic() + LIMIT;
+    let until = host.clock.monotonic() + CHANGE_LIMIT;
+    let may_pass = |error: &Error| {
+        let passes = matches!(
+            error,
+            Error::Unreachable { .. } | Error::NoRecord(_) | Error::Stale(_) | Error::NoLiveDaemon
+        );
+        passes && host.clock.monotonic() < until
+    };
     loop {
-        let (record, is_new) = bring_up()?;
-        let path = counter(host, &record)?;
-        let left = deadline.saturating_sub(host.clock.monotonic());
-        let file = counted(host, &path, left).map_err(|source| Error::File {
+        let (record, is_new) = match bring_up() {
+            Err(error) if may_pass(&error) => {
+                host.clock.sleep(Duration::from_millis(20));
+                continue;
+            }
+            up => up?,
+        };
+        let path = record.log_directory.join(runtime_dir::PER_NODE);
+        let file = counted(host, &path).map_err(|source| Error::File {
             doing: "lock",
             path: path.clone(),
             source,
         })?;
         let mut part = Part { file, path, record };
-        if !is_live(&part.record) && !left.is_zero() {
-            continue;
+        if is_live(&part.record) {
+            if is_new {
+                part.claim()?;
+            }
+            return Ok(part);
         }
-        if is_new {
-            part.claim()?;
+        let gone = Error::Stale(part.record.name.clone());
+        if !may_pass(&gone) {
+            return Err(gone);
         }
-        return Ok(part);
     }
 }
 
-/// The file that is locked: beside the runtime directories of this user, with the daemon's name.
-fn counter(host: &Host, record: &DaemonRecord) -> Result<PathBuf, Error> {
-    let (directories, _) = runtime_dir::plan(host, &record.name, None, None)?;
-    let own = directories.own.unwrap_or(directories.pipe);
-    runtime_dir::create_parent(host, &own)?;
-    Ok(own.with_file_name(format!("{}.per-node", record.name)))
-}
-
 /// The file, with a shared lock. One that somebody has removed meanwhile is no longer the one that others lock.
-fn counted(host: &Host, path: &Path, limit: Duration) -> io::Result<File> {
+fn counted(host: &Host, path: &Path) -> io::Result<File> {
     let at = host.root.at(path);
     let attempt = || {
         let file = OpenOptions::new()
@@ -95,7 +105,7 @@ fn counted(host: &Host, path: &Path, limit: Duration) -> io::Result<File> {
             .then_some(Ok(file))
     };
     let in_vain = || Err(io::Error::from(io::ErrorKind::TimedOut));
-    host.wait_for(limit, attempt).unwrap_or_else(in_vain)
+    host.wait_for(LIMIT, attempt).unwrap_or_else(in_vain)
 }
 
 impl Part {
@@ -106,7 +116,10 @@ impl Part {
 
     /// Notes that the daemon was started for those who count themselves here: only such a one is ended.
     fn claim(&mut self) -> Result<(), Error> {
-        let written = write!(self.file, "{}", mark(self.record.process));
+        let written = self
+            .file
+            .set_len(0)
+            .and_then(|()| write!(self.file, "{}", mark(self.record.process)));
         written.map_err(|source| Error::File {
             doing: "write",
             path: self.path.clone(),
@@ -114,8 +127,13 @@ impl Part {
         })
     }
 
-    /// Leaves; the last one out ends the daemon. What does not end is told.
-    pub fn leave(mut self, host: &Host, ui: &mut Ui<'_>) {
+    /// Leaves; the last one out ends the daemon that is there then, which `now` tells. What does not end is told.
+    pub fn leave(
+        mut self,
+        host: &Host,
+        ui: &mut Ui<'_>,
+        now: impl FnOnce(&DaemonName) -> Option<ProcessId>,
+    ) {
         // First let go, then look whether nobody is left: of two that leave at once, one is the last.
         let _ = flock(&self.file, FlockOperation::Unlock);
         if flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_err() {
@@ -124,7 +142,7 @@ impl Part {
         let mut claim = String::new();
         let read = self.file.rewind();
         let read = read.and_then(|()| self.file.read_to_string(&mut claim));
-        if read.is_ok() && claim == mark(self.record.process) {
+        if read.is_ok() && now(&self.record.name).is_some_and(|process| claim == mark(process)) {
             let name = self.record.name.as_str();
             let call = Invocation {
                 purpose: "stop the daemon",

@@ -272,12 +272,6 @@ pub fn create(host: &Host, directories: &Directories) -> Result<Vec<String>, Err
     Preparation { host, touches }.prepare(directories)
 }
 
-/// Creates the directory of all default ones of this user, of which `own` is one, with the same checks.
-pub fn create_parent(host: &Host, own: &Path) -> Result<(), Error> {
-    let touches = true;
-    Preparation { host, touches }.parent_of(own)
-}
-
 /// The checks of `create` alone.
 pub fn check(host: &Host, directories: &Directories) -> Result<Vec<String>, Error> {
     let touches = false;
@@ -296,7 +290,19 @@ impl Preparation<'_> {
         let host = self.host;
         let mut notes = Vec::new();
         if let Some(own) = &directories.own {
-            self.parent_of(own)?;
+            let parent = own.parent().unwrap_or(own);
+            if let Some((above, mode)) = replaceable_in(host, parent) {
+                return Err(unsafe_directory(
+                    parent,
+                    PARENT,
+                    format!("everybody may replace it, since {above:?} has mode {mode:04o}"),
+                    format!(
+                        "set TMPDIR to a directory of your own, or chmod +t {}",
+                        crate::shell::quote_path(above)
+                    ),
+                ));
+            }
+            self.own_directory(parent, PARENT)?;
             self.own_directory(own, "a runtime directory")?;
         }
         for (path, role) in [(&directories.pipe, PIPE), (&directories.log, LOG)] {
@@ -344,23 +350,6 @@ impl Preparation<'_> {
                 .map(|()| true)
                 .map_err(|source| cannot_create(path, source)),
         }
-    }
-
-    /// The directory of all default ones of this user.
-    fn parent_of(&self, own: &Path) -> Result<(), Error> {
-        let parent = own.parent().unwrap_or(own);
-        if let Some((above, mode)) = replaceable_in(self.host, parent) {
-            return Err(unsafe_directory(
-                parent,
-                PARENT,
-                format!("everybody may replace it, since {above:?} has mode {mode:04o}"),
-                format!(
-                    "set TMPDIR to a directory of your own, or chmod +t {}",
-                    crate::shell::quote_path(above)
-                ),
-            ));
-        }
-        self.own_directory(parent, PARENT)
     }
 
     /// One of our default directories: made by us, mode 0700.
@@ -588,9 +577,13 @@ pub fn own_directories(host: &Host) -> Vec<(DaemonName, PathBuf)> {
     found
 }
 
+/// The file in a log directory by which the programs of a node count themselves.
+pub const PER_NODE: &str = ".per-node";
+
 /// What a daemon and we make in a default directory.
-const MADE: [&str; 9] = [
+const MADE: [&str; 10] = [
     "log",
+    "log/.per-node",
     "log/control.log",
     "log/server.log",
     "pipe",

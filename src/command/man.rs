@@ -47,6 +47,10 @@ const LISTS: [(&str, &[(&str, &str)]); 3] = [
                 "The last eight records that were replaced.",
             ),
             (
+                "/run/uni-cumps/",
+                "What the hooks of a Slurm cluster's node know of its jobs and their daemons. It is root's.",
+            ),
+            (
                 "$TMPDIR/uni-cumps/<name>/{pipe,log}",
                 "The directories of a daemon that was started without --pipe-dir or --log-dir. Its logs stay after stop.",
             ),

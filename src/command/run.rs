@@ -13,7 +13,7 @@ use crate::limits::Limits;
 use crate::per_node;
 use crate::process;
 use crate::record::{DaemonName, DaemonRecord};
-use crate::runner::{Invocation, Mode};
+use crate::runner::{Invocation, Mode, hold_signals_to_pass_on};
 use crate::store::{Entry, Store};
 use crate::ui::Ui;
 
@@ -33,15 +33,19 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &RunArgs) -> Result<u8, Er
     }
     let store = Store::of(host)?;
     let here = process::place(host);
-    let is_live = |record: &DaemonRecord| match store.entry(&record.name) {
-        Some(Entry::Record(found)) if found.process == record.process => {
-            daemon::observe(host, &here, found).state.reachable()
-        }
-        _ => false,
+    let recorded = |name: &DaemonName| match store.entry(name) {
+        Some(Entry::Record(record)) => Some(record),
+        _ => None,
     };
+    let is_live = |record: &DaemonRecord| {
+        let found = recorded(&record.name).filter(|found| found.process == record.process);
+        found.is_some_and(|found| daemon::observe(host, &here, found).state.reachable())
+    };
+    // Between the start of the daemon and the end of our part in it, a signal ends calls and the program, and then us.
+    let _held = hold_signals_to_pass_on();
     let part = per_node::join(host, || daemon_for(host, ui, args), is_live)?;
     let outcome = run_as_client(host, ui, args, part.record());
-    part.leave(host, ui);
+    part.leave(host, ui, |name| Some(recorded(name)?.process));
     outcome
 }
 
@@ -176,6 +180,11 @@ fn find(
 ) -> Result<(DaemonRecord, Vec<String>), Error> {
     let found = match &args.daemon.gpu {
         None if args.by_rank => daemon::of_rank(host, store)?,
+        None if args.per_node && args.daemon.name.is_none() => {
+            // The only live daemon may be that of another job, with another GPU.
+            let visible = Wanted::only(host, Request::default())?;
+            daemon::select(host, store, Some(visible.name().as_str()))?
+        }
         gpu => daemon::meant(host, store, args.daemon.name.as_deref(), gpu.as_deref())?,
     };
     if args.require_mps.is_some() && matches!(found.state, State::OtherPidNamespace { .. }) {

@@ -2,6 +2,7 @@
 //! drains the node of a prolog or an epilog that fails.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::Duration;
 
 use crate::cli::{STATE_DIRECTORY, SlurmArgs, SlurmHook};
@@ -11,7 +12,7 @@ use crate::limits::Limits;
 use crate::mps::{self, Socket};
 use crate::runner::{Invocation, Mode, RunError};
 use crate::shell::quote_path;
-use crate::slurm::{Job, JobId, Node, Outcome, Place, node_name};
+use crate::slurm::{Address, Job, JobId, Node, Outcome, gpus_of_step, node_name};
 use crate::ui::Ui;
 
 /// Where the controller is away, squeue waits for it for 9 s.
@@ -31,8 +32,7 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &SlurmArgs) -> Result<u8, 
         })?,
         SlurmHook::Health => {
             let name = node_name(host)?;
-            let there = jobs_on(host, &name)?;
-            node.sweep(ui, &name, &there)?;
+            node.sweep(ui, &name, || jobs_on(host, &name))?;
         }
         SlurmHook::Install => install(host, ui, args),
     }
@@ -43,59 +43,91 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// The variables by which a job limits its tasks.
+const LIMITS: [&str; 3] = [
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    "CUDA_MPS_CLIENT_PRIORITY",
+];
+
 fn task_prolog(
     host: &Host,
     ui: &mut Ui<'_>,
     node: &Node<'_>,
     args: &SlurmArgs,
 ) -> Result<(), Error> {
-    let Some(record) = node.job(&JobId::of(host)?)? else {
-        // A job that was submitted from within another one has that one's variables.
-        let pipe = host.env.get_filled("CUDA_MPS_PIPE_DIRECTORY");
-        if pipe.is_some_and(|pipe| std::path::Path::new(pipe).starts_with(&args.state_dir)) {
-            ui.verbatim("unset CUDA_MPS_PIPE_DIRECTORY\nunset CUDA_MPS_LOG_DIRECTORY\n");
+    let record = node.job(&JobId::of(host)?)?;
+    // A job that was submitted from within another one has that one's variables.
+    let pipe = host.env.get_filled("CUDA_MPS_PIPE_DIRECTORY");
+    if pipe.is_some_and(|pipe| Path::new(pipe).starts_with(&args.state_dir)) {
+        let of_slurm = |key: &&str| {
+            let has_mps = record.as_ref().is_some_and(|record| record.has_mps());
+            has_mps && *key == LIMITS[0]
+        };
+        let limits = LIMITS.into_iter().filter(|key| !of_slurm(key));
+        for key in limits.chain(["CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"]) {
+            ui.verbatim(&format!("unset {key}\n"));
         }
+    }
+    let Some(record) = record else {
         return Ok(());
     };
-    let (places, threads, memory) = match record.outcome {
-        Outcome::Refused(reason) => return Err(SlurmFailure::NotShared(reason).into()),
+    let not_shared = |reason: String| Err(SlurmFailure::NotShared(reason).into());
+    if record.uid != host.uid {
+        return not_shared(format!(
+            "what is recorded is of a job of uid {}",
+            record.uid
+        ));
+    }
+    let (daemons, threads, memory) = match record.outcome {
+        Outcome::Refused(reason) => return not_shared(reason),
         Outcome::Shared {
-            places,
+            daemons,
             threads,
             memory,
-        } => (places, threads, memory),
+            ..
+        } => (daemons, threads, memory),
     };
+    // A step may have a part of the job's GPUs.
+    let of_step = gpus_of_step(host)?;
+    let is_of_step = |number: u32| of_step.as_ref().is_none_or(|gpus| gpus.contains(&number));
+    let daemons: Vec<Address> = daemons
+        .into_iter()
+        .filter_map(|mut daemon| {
+            daemon.gpus.retain(|(number, _)| is_of_step(*number));
+            (!daemon.gpus.is_empty()).then_some(daemon)
+        })
+        .collect();
     // Tasks go to several daemons in turn.
-    let local = host
-        .env
-        .get_filled("SLURM_LOCALID")
-        .and_then(|id| id.to_str());
-    let rank: usize = local.and_then(|id| id.parse().ok()).unwrap_or(0);
-    let place = places.get(rank % places.len().max(1));
-    let place = place.ok_or_else(|| SlurmFailure::NotShared("it has no daemon".to_owned()))?;
-    let socket = mps::control_socket(host, &place.pipe);
+    let local = host.env.get_filled("SLURM_LOCALID");
+    let local: Option<usize> = local.and_then(|id| id.to_str()?.parse().ok());
+    let turn = local.unwrap_or(0) % daemons.len().max(1);
+    let Some(daemon) = daemons.get(turn) else {
+        return not_shared("the job's daemons serve none of the GPUs of this step".to_owned());
+    };
+    let socket = mps::control_socket(host, &daemon.pipe);
     if !matches!(socket, Socket::Listening { .. } | Socket::Fifo) {
-        let found = socket.describe(&mps::control_path(&place.pipe));
-        return Err(SlurmFailure::NotShared(format!("its daemon is gone: {found}")).into());
+        let found = socket.describe(&mps::control_path(&daemon.pipe));
+        return not_shared(format!("its daemon is gone: {found}"));
     }
     let limits = Limits {
         threads,
         memory,
         priority: None,
     };
-    let variables = variables(place).into_iter();
-    for (key, value) in variables.chain(limits.client_environment(place.gpus.len())) {
+    let variables = variables(daemon).into_iter();
+    for (key, value) in variables.chain(limits.client_environment(daemon.gpus.len())) {
         ui.verbatim(&format!("export {key}={value}\n"));
     }
     Ok(())
 }
 
-fn variables(place: &Place) -> [(&'static str, String); 3] {
-    let gpus: Vec<&str> = place.gpus.iter().map(|gpu| gpu.as_str()).collect();
+fn variables(daemon: &Address) -> [(&'static str, String); 3] {
+    let gpus: Vec<&str> = daemon.gpus.iter().map(|(_, gpu)| gpu.as_str()).collect();
     [
         ("CUDA_VISIBLE_DEVICES", gpus.join(",")),
-        ("CUDA_MPS_PIPE_DIRECTORY", place.pipe.display().to_string()),
-        ("CUDA_MPS_LOG_DIRECTORY", place.log.display().to_string()),
+        ("CUDA_MPS_PIPE_DIRECTORY", daemon.pipe.display().to_string()),
+        ("CUDA_MPS_LOG_DIRECTORY", daemon.log.display().to_string()),
     ]
 }
 
@@ -151,8 +183,13 @@ Epilog=/etc/slurm/uni-cumps/epilog
 # on each node, as root:
 mkdir -p /etc/slurm/uni-cumps
 for hook in prolog task-prolog epilog health; do
-  printf '#!/bin/sh\nexec %s slurm %s%s\n' '{binary}' "$hook" '{state}' > /etc/slurm/uni-cumps/$hook
-  chmod 755 /etc/slurm/uni-cumps/$hook
+  # Written aside and renamed: slurmd may be executing it.
+  cat > /etc/slurm/uni-cumps/$hook.new <<END
+#!/bin/sh
+exec {binary} slurm $hook{state}
+END
+  chmod 755 /etc/slurm/uni-cumps/$hook.new
+  mv -f /etc/slurm/uni-cumps/$hook.new /etc/slurm/uni-cumps/$hook
 done
 "#
     ));

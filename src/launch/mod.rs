@@ -60,6 +60,11 @@ impl<'h> Wanted<'h> {
         self.plan.mode == TopologyMode::TaskPerGpu
     }
 
+    /// Its name.
+    pub fn name(&self) -> &DaemonName {
+        &self.name
+    }
+
     /// The limits that were asked for.
     pub fn limits(&self) -> DaemonLimits {
         let mut limits = DaemonLimits::default();

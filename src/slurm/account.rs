@@ -1,9 +1,9 @@
 //! Calling ourselves as a job's user. Hooks are root's, and daemons are their users'.
 
 use std::ffi::OsString;
-use std::fs::DirBuilder;
+use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,6 +16,16 @@ use crate::error::{Error, SlurmFailure};
 use crate::host::{Host, USUAL_PATH};
 use crate::runner::{Finished, Invocation, Mode, RunError};
 
+/// Variables of a hook that its daemons need.
+const KEPT: [&str; 6] = [
+    "LANG",
+    "LC_ALL",
+    "LD_LIBRARY_PATH",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_VISIBLE_DEVICES",
+    "TZ",
+];
+
 /// A user of this node, and where what is recorded for him lies.
 pub struct Account<'h> {
     host: &'h Host,
@@ -25,14 +35,19 @@ pub struct Account<'h> {
 }
 
 impl<'h> Account<'h> {
-    /// The user `uid`, with a home of ours: his own may lie on a server that is away.
+    /// The user `uid`, with a home of ours: his own may lie on a server that is away, and so may the database of users. Once
+    /// the home is there, it says his group.
     pub(super) fn of(host: &'h Host, uid: u32, home: PathBuf) -> Result<Self, Error> {
-        let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
-        let user = user.ok_or(SlurmFailure::NoUser(uid))?;
+        let of_home = fs::symlink_metadata(host.root.at(&home)).ok();
+        let of_home = of_home
+            .filter(|meta| meta.uid() == uid)
+            .map(|meta| meta.gid());
+        let of_database = || Some(User::from_uid(Uid::from_raw(uid)).ok()??.gid.as_raw());
+        let gid = of_home.or_else(of_database);
         Ok(Self {
             host,
             uid,
-            gid: user.gid.as_raw(),
+            gid: gid.ok_or(SlurmFailure::NoUser(uid))?,
             home,
         })
     }
@@ -73,22 +88,16 @@ impl<'h> Account<'h> {
         })
     }
 
-    /// The administrator's environment, without what is said of the job.
+    /// What the user may see of the administrator's environment.
     fn environment(&self) -> Vec<(OsString, OsString)> {
-        let replaced = |key: &str| {
-            ["HOME", "PATH", "TMPDIR"].contains(&key)
-                || key.starts_with("SLURM")
-                || key.starts_with("CUDA_")
-        };
-        let kept = self.host.env.all();
-        let kept = kept.filter(|(key, _)| !key.to_str().is_some_and(replaced));
+        let kept = KEPT.into_iter();
+        let kept = kept.filter_map(|key| Some((key.into(), self.host.env.get(key)?.to_owned())));
         let path = self.host.env.get("PATH").unwrap_or(USUAL_PATH.as_ref());
-        kept.map(|(key, value)| (key.clone(), value.clone()))
-            .chain([
-                ("HOME".into(), self.home.clone().into()),
-                ("PATH".into(), path.to_owned()),
-            ])
-            .collect()
+        kept.chain([
+            ("HOME".into(), self.home.clone().into()),
+            ("PATH".into(), path.to_owned()),
+        ])
+        .collect()
     }
 }
 
@@ -97,7 +106,8 @@ impl<'h> Account<'h> {
 pub fn become_user(uid: u32, gid: u32, words: &[OsString]) -> Error {
     let become_him = || -> nix::Result<()> {
         let group = Gid::from_raw(gid);
-        match User::from_uid(Uid::from_raw(uid))? {
+        // Where the database is away, he has one group.
+        match User::from_uid(Uid::from_raw(uid)).ok().flatten() {
             Some(user) => {
                 let name = std::ffi::CString::new(user.name).map_err(|_| nix::Error::EINVAL)?;
                 initgroups(&name, group)?;

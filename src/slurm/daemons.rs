@@ -1,6 +1,7 @@
 //! Joining and leaving the daemons of a node: the first job of a user on its GPUs starts one, the last one out ends it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::ui::Ui;
 
 use super::account::Account;
 use super::state::{State, Users};
-use super::{Job, JobId, JobRecord, Outcome, Place, Request};
+use super::{Address, Job, JobId, JobRecord, Outcome, Request};
 
 /// What each of our daemons is recorded as. Each has a home of its own.
 const NAME: &str = "slurm";
@@ -60,7 +61,8 @@ impl<'h> Node<'h> {
     /// Gives a job what it asks for, and records for its tasks what came of it. Fails only where the node is at fault.
     pub fn join(&self, ui: &mut Ui<'_>, job: &Job) -> Result<(), Error> {
         let request = match &job.request {
-            Ok(None) => return Ok(()),
+            // A record would be of an earlier job of this number.
+            Ok(None) => return self.state.forget_job(&job.id),
             Ok(Some(request)) => Ok(request),
             Err(error) => Err(Trouble::Refused(format!("its comment: {error}"))),
         };
@@ -73,7 +75,8 @@ impl<'h> Node<'h> {
             ui.note(format!("{} gets no shared GPU: {reason}", job.id));
         }
         let uid = job.uid;
-        self.state.put_job(&job.id, &JobRecord { uid, outcome })
+        let record = JobRecord { uid, outcome };
+        self.state.put_job(&job.id, job.gid, &record)
     }
 
     fn shared(&self, ui: &mut Ui<'_>, job: &Job, request: &Request) -> Result<Outcome, Trouble> {
@@ -82,20 +85,22 @@ impl<'h> Node<'h> {
             return Err(Trouble::Refused(reason.to_owned()));
         }
         let found = nvidia_smi::discover(self.host)?;
-        let gpus: Vec<GpuIdentity> = job
+        let minors = minors(self.host);
+        let gpus: Vec<(u32, GpuIdentity)> = job
             .gpus
             .iter()
-            .map(|index| usable(&found, *index))
+            .map(|number| Ok((*number, usable(&found, &minors, *number)?)))
             .collect::<Result<_, Trouble>>()?;
-        let sets: Vec<&[GpuIdentity]> = match request.per_gpu {
+        let sets: Vec<&[(u32, GpuIdentity)]> = match request.per_gpu {
             true => gpus.chunks(1).collect(),
             false => vec![&gpus],
         };
-        let places = sets
+        let daemons = sets
             .into_iter()
             .map(|gpus| self.join_daemon(ui, job, gpus, &found));
         Ok(Outcome::Shared {
-            places: places.collect::<Result<_, Trouble>>()?,
+            daemons: daemons.collect::<Result<_, Trouble>>()?,
+            has_mps: job.has_mps,
             threads: request.threads.clone(),
             memory: request.memory,
         })
@@ -107,14 +112,14 @@ impl<'h> Node<'h> {
         &self,
         ui: &mut Ui<'_>,
         job: &Job,
-        gpus: &[GpuIdentity],
+        gpus: &[(u32, GpuIdentity)],
         found: &Discovery,
-    ) -> Result<Place, Trouble> {
+    ) -> Result<Address, Trouble> {
         let mut users = Users {
             cluster: job.id.cluster.clone(),
             node: job.id.node.clone(),
             uid: job.uid,
-            gpus: gpus.iter().map(|gpu| gpu.uuid.clone()).collect(),
+            gpus: gpus.iter().map(|(_, gpu)| gpu.uuid.clone()).collect(),
             jobs: Vec::new(),
             compute_modes_before: Default::default(),
         };
@@ -126,14 +131,18 @@ impl<'h> Node<'h> {
             }
             account => account?,
         };
-        let _lock = self.state.lock(&key)?;
+        let _lock = match self.state.lock(&key) {
+            Err(error @ Error::Busy { .. }) => return Err(Trouble::Refused(error.to_string())),
+            lock => lock?,
+        };
         if let Some(there) = self.state.users(&key)? {
             users = there;
         }
         if !users.jobs.contains(&job.id.number) {
             users.jobs.push(job.id.number);
         }
-        let devices: Vec<Device> = gpus.iter().cloned().map(Device::Gpu).collect();
+        let devices = gpus.iter().map(|(_, gpu)| Device::Gpu(gpu.clone()));
+        let devices: Vec<Device> = devices.collect();
         if !job.has_mps {
             let (before, notes) = compute_mode::to_change(found, &devices);
             notes.iter().for_each(|note| ui.note(note));
@@ -141,25 +150,26 @@ impl<'h> Node<'h> {
         }
         self.state.put_users(&users)?;
         account.create(&directory)?;
-        let place = Place {
-            gpus: users.gpus.clone(),
+        let numbered = gpus.iter().map(|(number, gpu)| (*number, gpu.uuid.clone()));
+        let address = Address {
+            gpus: numbered.collect(),
             pipe: directory.join("pipe"),
             log: directory.join("log"),
         };
         if !is_live(&account)? {
-            start(&account, &place)?;
+            start(&account, &address)?;
         }
         if !job.has_mps {
             let (before, _) = compute_mode::to_change(found, &devices);
             compute_mode::make_exclusive(self.host, ui, &before)?;
         }
-        Ok(place)
+        Ok(address)
     }
 
     /// Takes a job off its daemons, and ends those that nobody uses any more. Fails if something is left.
     pub fn leave(&self, ui: &mut Ui<'_>, job: &JobId) -> Result<(), Error> {
         let mut left = Vec::new();
-        let all = self.state.all_users().into_iter();
+        let all = self.state.all_users()?.into_iter();
         for users in all.filter(|users| users.are_of(job)) {
             if let Err(error) = self.leave_daemon(ui, job, &users) {
                 left.push(error.to_string());
@@ -176,19 +186,19 @@ impl<'h> Node<'h> {
         let key = seen.key();
         let directory = self.state.of_user(&key);
         let account = Account::of(self.host, seen.uid, directory.clone())?;
-        let purpose = "wait for the clients to end";
         if seen.jobs == [job.number] {
             // Nobody is kept from joining meanwhile. Whatever comes of it, the daemon is told to quit.
             let idle = ["wait", "--name", NAME, "--for", "idle", "--timeout", DRAIN];
-            interruption(account.call(purpose, &idle, CALL_LIMIT))?;
+            interruption(account.call("wait for the clients to end", &idle, CALL_LIMIT))?;
+        } else {
+            end_clients(self.host, &account, job, seen.uid)?;
         }
         let _lock = self.state.lock(&key)?;
         let Some(mut users) = self.state.users(&key)? else {
             return Ok(());
         };
-        if users.jobs.iter().any(|number| *number != job.number) {
-            self.end_clients(&account, job, users.uid)?;
-            users.jobs.retain(|number| *number != job.number);
+        users.jobs.retain(|number| *number != job.number);
+        if !users.jobs.is_empty() {
             return self.state.put_users(&users);
         }
         let stop = ["stop", "--name", NAME, "--timeout", CUT_OFF, "--force"];
@@ -204,26 +214,6 @@ impl<'h> Node<'h> {
         self.state.forget_daemon(&key)
     }
 
-    /// Has the daemon let go of the clients of one job of several, which may have outlived it.
-    fn end_clients(&self, account: &Account<'_>, job: &JobId, uid: u32) -> Result<(), Error> {
-        let number = job.number.to_string();
-        for process in process::with_variable(self.host, uid, "SLURM_JOB_ID", &number) {
-            let pid = process.id.pid.to_string();
-            let words = [
-                "clients",
-                "--name",
-                NAME,
-                "--terminate",
-                &pid,
-                "--timeout",
-                "5",
-            ];
-            // Not all of them are clients.
-            interruption(account.call("end a client", &words, CALL_LIMIT))?;
-        }
-        Ok(())
-    }
-
     fn modes_are_back(&self, job: &JobId, users: &Users) -> Result<(), Error> {
         if users.compute_modes_before.is_empty() {
             return Ok(());
@@ -236,25 +226,58 @@ impl<'h> Node<'h> {
         }
     }
 
-    /// Leaves for each job of this node that is not among those that are `there`. Returns how many they were.
+    /// Leaves for each job of this node that is over. They are looked at before `there` tells which jobs the node has: what
+    /// comes meanwhile is no business of ours.
     pub fn sweep(
         &self,
         ui: &mut Ui<'_>,
         node: &str,
-        there: &BTreeSet<u32>,
-    ) -> Result<usize, Error> {
-        let all = self.state.jobs_on(node).into_iter();
-        let dead: Vec<JobId> = all.filter(|job| !there.contains(&job.number)).collect();
-        let mut failed = None;
-        for job in &dead {
-            ui.note(format!("{job} is over, and something of it is left"));
-            failed = self.leave(ui, job).err().or(failed);
+        there: impl FnOnce() -> Result<BTreeSet<u32>, Error>,
+    ) -> Result<(), Error> {
+        let known = self.state.jobs_on(node)?;
+        if known.is_empty() {
+            return Ok(());
         }
-        match failed {
-            Some(error) => Err(error),
-            None => Ok(dead.len()),
+        let there = there()?;
+        let mut outcome = Ok(());
+        for job in known.iter().filter(|job| !there.contains(&job.number)) {
+            ui.note(format!("{job} is over, and something of it is left"));
+            outcome = outcome.and(self.leave(ui, job));
+        }
+        outcome
+    }
+}
+
+/// Has the daemon let go of the clients of one job of several, which may have outlived it.
+fn end_clients(host: &Host, account: &Account<'_>, job: &JobId, uid: u32) -> Result<(), Error> {
+    let number = job.number.to_string();
+    for process in process::with_variable(host, uid, "SLURM_JOB_ID", &number) {
+        let pid = process.id.pid.to_string();
+        let words = [
+            "clients",
+            "--name",
+            NAME,
+            "--terminate",
+            &pid,
+            "--timeout",
+            "5",
+            "--json",
+        ];
+        let Some(told) = interruption(account.call("end a client", &words, CALL_LIMIT))? else {
+            return Err(left(job, format!("its client {pid}")));
+        };
+        // Not every process of a job is a client.
+        let is_none = ["no-such-process", "not-a-client", "no-record", "stale"]
+            .iter()
+            .any(|code| told.stdout.contains(&format!("{code:?}")));
+        if !told.status.success() && !is_none {
+            return Err(left(
+                job,
+                format!("its client {pid}: {}", told.stderr.trim()),
+            ));
         }
     }
+    Ok(())
 }
 
 fn left(job: &JobId, what: String) -> Error {
@@ -265,15 +288,48 @@ fn left(job: &JobId, what: String) -> Error {
     .into()
 }
 
-/// The GPU of an index that Slurm has given.
-fn usable(found: &Discovery, index: u32) -> Result<GpuIdentity, Trouble> {
-    let unusable = |reason: String| SlurmFailure::Gpu { index, reason }.into();
-    match found.gpus.iter().find(|gpu| gpu.index() == Some(index)) {
-        Some(Gpu::Usable { mig: Some(_), .. }) => Err(Trouble::Refused(format!(
-            "GPU {index} is in MIG mode, and only whole GPUs are shared"
-        ))),
+/// The GPUs by the numbers of their device files, as the kernel module tells them; empty without it. Slurm numbers them so.
+fn minors(host: &Host) -> BTreeMap<u32, GpuUuid> {
+    let gpus = fs::read_dir(host.root.at("/proc/driver/nvidia/gpus"));
+    let gpu = |entry: fs::DirEntry| {
+        let text = fs::read_to_string(entry.path().join("information")).ok()?;
+        let value = |key: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
+            Some(line.trim_start_matches([':', ' ', '\t']).trim().to_owned())
+        };
+        let minor = value("Device Minor")?.parse().ok()?;
+        Some((minor, value("GPU UUID")?.parse().ok()?))
+    };
+    let gpus = gpus.into_iter().flatten().flatten();
+    gpus.filter_map(gpu).collect()
+}
+
+/// The GPU that Slurm gives by this number.
+fn usable(
+    found: &Discovery,
+    minors: &BTreeMap<u32, GpuUuid>,
+    number: u32,
+) -> Result<GpuIdentity, Trouble> {
+    let unusable = |reason: String| {
+        let index = number;
+        SlurmFailure::Gpu { index, reason }.into()
+    };
+    let in_mig = || {
+        Trouble::Refused(format!(
+            "GPU {number} is in MIG mode or a part of one, and only whole GPUs are shared"
+        ))
+    };
+    let is_it = |gpu: &&Gpu| match minors.get(&number) {
+        Some(uuid) => gpu.identity().is_some_and(|gpu| gpu.uuid == *uuid),
+        None => gpu.index() == Some(number),
+    };
+    let is_divided = |gpu: &Gpu| matches!(gpu, Gpu::Usable { mig: Some(_), .. });
+    match found.gpus.iter().find(is_it) {
+        Some(Gpu::Usable { mig: Some(_), .. }) => Err(in_mig()),
         Some(Gpu::Usable { identity, .. }) => Ok(identity.clone()),
         Some(Gpu::Unusable { diagnostic, .. }) => Err(unusable(diagnostic.clone())),
+        // Slurm numbers parts of GPUs as well.
+        None if found.gpus.iter().any(is_divided) => Err(in_mig()),
         None => Err(unusable("nvidia-smi does not list it".to_owned())),
     }
 }
@@ -293,12 +349,12 @@ fn is_live(account: &Account<'_>) -> Result<bool, Error> {
     Ok(told.is_some_and(|told| told.status.success()))
 }
 
-fn start(account: &Account<'_>, place: &Place) -> Result<(), Trouble> {
-    let gpus: Vec<&str> = place.gpus.iter().map(GpuUuid::as_str).collect();
+fn start(account: &Account<'_>, address: &Address) -> Result<(), Trouble> {
+    let gpus: Vec<&str> = address.gpus.iter().map(|(_, gpu)| gpu.as_str()).collect();
     let (gpus, pipe, log) = (
         gpus.join(","),
-        place.pipe.to_string_lossy(),
-        place.log.to_string_lossy(),
+        address.pipe.to_string_lossy(),
+        address.log.to_string_lossy(),
     );
     let words = [
         "start",

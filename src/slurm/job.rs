@@ -32,7 +32,9 @@ pub struct Job {
     pub id: JobId,
     /// Its user.
     pub uid: u32,
-    /// nvidia-smi's indices of the GPUs that it has on this node.
+    /// Its group, where Slurm says it.
+    pub gid: Option<u32>,
+    /// Slurm's numbers of the GPUs that it has on this node; none are looked up for a job that does not ask.
     pub gpus: Vec<u32>,
     /// Others may have the same GPUs: it has an `mps` resource.
     pub has_mps: bool,
@@ -54,25 +56,49 @@ impl JobId {
 impl Job {
     /// The job of a prolog.
     pub fn of(host: &Host) -> Result<Self, Error> {
-        let text = |key: &str| Some(host.env.get_filled(key)?.to_string_lossy().into_owned());
-        let has_mps = text("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").is_some();
-        let gpus = match text("SLURM_JOB_GPUS") {
-            None => Vec::new(),
-            Some(list) => list
-                .parse::<CpuSet>()
-                .map_err(|_| malformed("SLURM_JOB_GPUS", list))?
-                .iter()
-                .filter_map(|index| u32::try_from(index).ok())
-                .collect(),
+        let has_mps = text(host, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE").is_some();
+        let request = Request::of(text(host, "SLURM_JOB_COMMENT").as_deref(), has_mps);
+        let gpus = match request {
+            Ok(None) => None,
+            _ => numbers(host, "SLURM_JOB_GPUS")?,
         };
         Ok(Self {
             id: JobId::of(host)?,
             uid: number(host, "SLURM_JOB_UID")?,
-            gpus,
+            gid: text(host, "SLURM_JOB_GID").and_then(|gid| gid.parse().ok()),
+            gpus: gpus.unwrap_or_default(),
             has_mps,
-            request: Request::of(text("SLURM_JOB_COMMENT").as_deref(), has_mps),
+            request,
         })
     }
+}
+
+/// Slurm's numbers of the GPUs that a step has, where it says them: a part of the job's. A user cannot set them.
+pub fn gpus_of_step(host: &Host) -> Result<Option<Vec<u32>>, Error> {
+    numbers(host, "SLURM_STEP_GPUS")
+}
+
+fn text(host: &Host, variable: &str) -> Option<String> {
+    Some(
+        host.env
+            .get_filled(variable)?
+            .to_string_lossy()
+            .into_owned(),
+    )
+}
+
+/// A list of numbers, such as `0,1` or `0-3`.
+fn numbers(host: &Host, variable: &'static str) -> Result<Option<Vec<u32>>, Error> {
+    let Some(list) = text(host, variable) else {
+        return Ok(None);
+    };
+    let parsed = list
+        .parse::<CpuSet>()
+        .map_err(|_| malformed(variable, list))?;
+    let numbers = parsed
+        .iter()
+        .filter_map(|number| u32::try_from(number).ok());
+    Ok(Some(numbers.collect()))
 }
 
 /// The name of this node in Slurm, the only thing that a health check is told.
@@ -85,9 +111,8 @@ fn malformed(variable: &'static str, value: String) -> Error {
 }
 
 fn value(host: &Host, variable: &'static str) -> Result<String, Error> {
-    let value = host.env.get_filled(variable);
-    let value = value.ok_or(SlurmFailure::NoVariable(variable))?;
-    Ok(value.to_string_lossy().into_owned())
+    let value = text(host, variable);
+    Ok(value.ok_or(SlurmFailure::NoVariable(variable))?)
 }
 
 fn number(host: &Host, variable: &'static str) -> Result<u32, Error> {

@@ -9,6 +9,6 @@ mod state;
 
 pub use account::{Account, become_user};
 pub use daemons::Node;
-pub use job::{Job, JobId, node_name};
+pub use job::{Job, JobId, gpus_of_step, node_name};
 pub use request::{Request, RequestError};
-pub use state::{JobRecord, Outcome, Place};
+pub use state::{Address, JobRecord, Outcome};

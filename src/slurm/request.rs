@@ -1,6 +1,6 @@
 //! What a job asks for, in its comment or by `--gres=mps`. Pure.
 
-use crate::limits::{LimitError, Limits, MemoryLimit, ThreadPercentage};
+use crate::limits::{LimitError, MemoryLimit, ThreadPercentage};
 
 /// A word of a comment that begins like this is for us; all others are the user's own.
 const PREFIX: &str = "cumps:";
@@ -44,7 +44,8 @@ impl Request {
     /// What a job asks for by its comment, or by an `mps` resource, whose share of threads Slurm itself tells the tasks;
     /// `None` for a job that does not ask.
     pub fn of(comment: Option<&str>, has_mps: bool) -> Result<Option<Self>, RequestError> {
-        let words = comment.into_iter().flat_map(str::split_whitespace);
+        let is_between = |letter: char| letter.is_whitespace() || letter == ';';
+        let words = comment.into_iter().flat_map(|text| text.split(is_between));
         let mut ours = words.filter_map(|word| word.strip_prefix(PREFIX));
         let Some(parts) = ours.next() else {
             return Ok(has_mps.then(Self::default));
@@ -80,15 +81,6 @@ impl Request {
         }
         Ok(Some(request))
     }
-
-    /// The limits of each task.
-    pub fn limits(&self) -> Limits {
-        Limits {
-            threads: self.threads.clone(),
-            memory: self.memory,
-            priority: None,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -103,7 +95,7 @@ mod tests {
     fn a_comment_asks_for_a_shared_gpu() {
         let shared = Request::default();
         assert_eq!(of("cumps:share"), Ok(Some(shared.clone())));
-        assert_eq!(of("run 7; cumps:share for Ann"), Ok(Some(shared)));
+        assert_eq!(of("run 7;cumps:share for Ann"), Ok(Some(shared)));
         assert_eq!(
             of("cumps:share,memory=8G,per-gpu,threads=40"),
             Ok(Some(Request {

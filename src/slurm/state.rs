@@ -5,8 +5,9 @@
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder};
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -20,13 +21,20 @@ use crate::store::{LockFile, byte_of, read_regular_file, replace};
 
 use super::JobId;
 
-/// What a task prolog reads of its job. Everybody may.
+/// What a task prolog reads of its job. Its user's group may.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobRecord {
     /// The job's user.
     pub uid: u32,
     /// What came of its wish.
     pub outcome: Outcome,
+}
+
+impl JobRecord {
+    /// Whether Slurm itself tells the tasks their share of the threads.
+    pub fn has_mps(&self) -> bool {
+        matches!(self.outcome, Outcome::Shared { has_mps: true, .. })
+    }
 }
 
 /// What came of a job's wish for a shared GPU.
@@ -36,7 +44,9 @@ pub enum Outcome {
     /// Its tasks share these GPUs.
     Shared {
         /// The daemons: one, or one for each GPU.
-        places: Vec<Place>,
+        daemons: Vec<Address>,
+        /// Slurm itself tells the tasks their share of the threads.
+        has_mps: bool,
         /// The most of the threads that a task may occupy.
         threads: Option<ThreadPercentage>,
         /// The most memory that a task may take.
@@ -48,16 +58,16 @@ pub enum Outcome {
 
 /// A daemon, as its clients find it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
-    /// What it serves.
-    pub gpus: Vec<GpuUuid>,
+pub struct Address {
+    /// What it serves, each with Slurm's number of it.
+    pub gpus: Vec<(u32, GpuUuid)>,
     /// `CUDA_MPS_PIPE_DIRECTORY`.
     pub pipe: PathBuf,
     /// `CUDA_MPS_LOG_DIRECTORY`.
     pub log: PathBuf,
 }
 
-/// Who uses a daemon.
+/// A daemon, and which jobs use it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Users {
     pub(super) cluster: String,
@@ -82,6 +92,8 @@ impl Users {
     }
 }
 
+/// How long a hook waits for another one that starts or ends the same daemon. Longer than either may take.
+const LOCK_LIMIT: Duration = Duration::from_secs(180);
 const JOB: &str = "job.json";
 const USERS: &str = "users.json";
 
@@ -119,7 +131,13 @@ impl<'h> State<'h> {
         self.daemons().join(key).join("user")
     }
 
-    fn write<T: Serialize>(&self, directory: &Path, file: &str, content: &T) -> Result<(), Error> {
+    /// Writes a file of a directory that this hook alone writes to, or that is locked.
+    fn write<T: Serialize>(
+        &self,
+        directory: &Path,
+        (file, mode): (&str, u32),
+        content: &T,
+    ) -> Result<(), Error> {
         let path = directory.join(file);
         let at = self.host.root.at(directory);
         // Plain data, which always has a JSON form.
@@ -128,7 +146,7 @@ impl<'h> State<'h> {
             .mode(0o755)
             .recursive(true)
             .create(&at)
-            .and_then(|()| replace(&at, file, 0o644, &content))
+            .and_then(|()| replace(&at, file, mode, &content))
             .map_err(failed("write", &path))
     }
 
@@ -147,8 +165,20 @@ impl<'h> State<'h> {
             .map_err(|error| failed("read", path)(error.into()))
     }
 
-    pub(super) fn put_job(&self, job: &JobId, record: &JobRecord) -> Result<(), Error> {
-        self.write(&self.job_directory(job), JOB, record)
+    /// Records a job for the tasks of its user, and for nobody else: their group may enter its directory.
+    pub(super) fn put_job(
+        &self,
+        job: &JobId,
+        gid: Option<u32>,
+        record: &JobRecord,
+    ) -> Result<(), Error> {
+        let directory = self.job_directory(job);
+        self.write(&directory, (JOB, 0o644), record)?;
+        let at = self.host.root.at(&directory);
+        let Some(gid) = gid else { return Ok(()) };
+        chown(&at, None, Some(gid))
+            .and_then(|()| fs::set_permissions(&at, fs::Permissions::from_mode(0o750)))
+            .map_err(failed("give to the job", &directory))
     }
 
     pub(super) fn job(&self, job: &JobId) -> Result<Option<JobRecord>, Error> {
@@ -166,47 +196,42 @@ impl<'h> State<'h> {
     }
 
     /// The jobs of this node that something is kept of.
-    pub(super) fn jobs_on(&self, node: &str) -> Vec<JobId> {
-        let names = |directory: &Path| -> Vec<String> {
-            let entries = fs::read_dir(self.host.root.at(directory))
-                .into_iter()
-                .flatten();
-            entries
-                .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-                .collect()
+    pub(super) fn jobs_on(&self, node: &str) -> Result<Vec<JobId>, Error> {
+        let mut jobs = Vec::new();
+        let mut add = |cluster: &str, number: u32| {
+            let job = JobId {
+                cluster: cluster.to_owned(),
+                number,
+                node: node.to_owned(),
+            };
+            if !jobs.contains(&job) {
+                jobs.push(job);
+            }
         };
         let base = self.base.join("slurm");
-        let mut jobs = Vec::new();
-        for cluster in names(&base) {
-            for number in names(&base.join(&cluster)) {
-                let Ok(number) = number.parse() else { continue };
-                let job = JobId {
-                    cluster: cluster.clone(),
-                    number,
-                    node: node.to_owned(),
-                };
-                if self.host.root.at(self.job_directory(&job)).exists() {
-                    jobs.push(job);
+        for cluster in self.names(&base) {
+            for job in self.names(&base.join(&cluster)) {
+                let is_here = base.join(&cluster).join(&job).join(node);
+                if let Ok(number) = job.parse()
+                    && self.host.root.at(is_here).exists()
+                {
+                    add(&cluster, number);
                 }
             }
         }
-        for users in self
-            .all_users()
+        for users in self.all_users()?.iter().filter(|users| users.node == node) {
+            users.jobs.iter().for_each(|job| add(&users.cluster, *job));
+        }
+        Ok(jobs)
+    }
+
+    fn names(&self, directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(self.host.root.at(directory));
+        entries
             .into_iter()
-            .filter(|users| users.node == node)
-        {
-            for number in users.jobs {
-                let job = JobId {
-                    cluster: users.cluster.clone(),
-                    number,
-                    node: node.to_owned(),
-                };
-                if !jobs.contains(&job) {
-                    jobs.push(job);
-                }
-            }
-        }
-        jobs
+            .flatten()
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .collect()
     }
 
     /// The right to decide about a daemon.
@@ -218,7 +243,7 @@ impl<'h> State<'h> {
             .create(self.host.root.at(&directory))
             .map_err(failed("create", &directory))?;
         let lock = LockFile::open(self.host, directory.join(".lock"), |_| Ok(()))?;
-        lock.acquire(byte_of(key))?;
+        lock.acquire_within(byte_of(key), LOCK_LIMIT)?;
         Ok(lock)
     }
 
@@ -227,7 +252,7 @@ impl<'h> State<'h> {
     }
 
     pub(super) fn put_users(&self, users: &Users) -> Result<(), Error> {
-        self.write(&self.daemons().join(users.key()), USERS, users)
+        self.write(&self.daemons().join(users.key()), (USERS, 0o600), users)
     }
 
     /// Forgets a daemon and removes what its user has there; a link of his is removed and not followed.
@@ -235,16 +260,11 @@ impl<'h> State<'h> {
         self.remove(&self.daemons().join(key))
     }
 
-    /// The users of every daemon. What cannot be read is none of a hook's.
-    pub(super) fn all_users(&self) -> Vec<Users> {
-        let entries = fs::read_dir(self.host.root.at(self.daemons()));
-        entries
-            .into_iter()
-            .flatten()
-            .filter_map(|entry| {
-                let name = entry.ok()?.file_name().into_string().ok()?;
-                self.users(&name).ok()?
-            })
+    /// The users of every daemon.
+    pub(super) fn all_users(&self) -> Result<Vec<Users>, Error> {
+        let names = self.names(&self.daemons()).into_iter();
+        let keys = names.filter(|name| !name.starts_with('.'));
+        keys.filter_map(|key| self.users(&key).transpose())
             .collect()
     }
 

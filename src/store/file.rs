@@ -65,7 +65,7 @@ pub(super) fn create_private(path: &Path) -> io::Result<()> {
 }
 
 /// Writes `content` into `directory/file` so that at any moment the old or the new one stands there, with the mode `mode`.
-/// The caller holds the lock.
+/// Nobody else writes to the directory meanwhile: the caller holds its lock, or is the only one.
 pub fn replace(directory: &Path, file: &str, mode: u32, content: &Value) -> io::Result<()> {
     sweep(directory);
     let mut aside = tempfile::Builder::new()
@@ -155,6 +155,11 @@ impl<'h> LockFile<'h> {
 
     /// Takes the lock on a byte. Waits for its present holder, and names it when the waiting was in vain.
     pub fn acquire(&self, byte: i64) -> Result<(), Error> {
+        self.acquire_within(byte, LOCK_LIMIT)
+    }
+
+    /// Likewise for at most `limit`.
+    pub fn acquire_within(&self, byte: i64, limit: Duration) -> Result<(), Error> {
         let attempt = || match self.set(libc::F_WRLCK, byte) {
             Ok(()) => Some(Ok(())),
             Err(Errno::EAGAIN | Errno::EACCES | Errno::EINTR) => None,
@@ -165,7 +170,7 @@ impl<'h> LockFile<'h> {
             })),
         };
         self.host
-            .wait_for(LOCK_LIMIT, attempt)
+            .wait_for(limit, attempt)
             .unwrap_or_else(|| Err(self.busy(byte)))
     }
 

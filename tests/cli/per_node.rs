@@ -1,11 +1,12 @@
 //! `run --per-node`: the ranks of a node share a daemon that the first one starts and the last one ends.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Child;
 
 use nix::sys::signal::Signal;
 
-use crate::support::{N0, Sandbox, is_running, pid, signal, wait_until};
+use crate::support::{N0, Sandbox, U0, U1, is_running, pid, signal, wait_until};
 
 /// A rank that writes down where its daemon is, and runs until a file is there.
 fn rank(machine: &Sandbox, number: usize) -> Child {
@@ -31,11 +32,9 @@ fn status(child: Child) -> i32 {
     output.status.code().unwrap()
 }
 
-/// What a daemon of ours leaves besides its logs.
-fn left(machine: &Sandbox) -> Vec<String> {
-    let entries = fs::read_dir(machine.runtime()).unwrap();
-    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    names.filter(|name| name != N0).collect()
+/// The file by which the ranks count themselves.
+fn counter(machine: &Sandbox) -> PathBuf {
+    machine.runtime().join(N0).join("log/.per-node")
 }
 
 #[test]
@@ -60,7 +59,7 @@ fn eight_ranks_that_come_at_once_share_one_daemon_and_the_last_one_out_ends_it()
     }
     machine.has_no_daemon();
     assert!(!machine.record_file(N0).exists());
-    assert_eq!(left(&machine), Vec::<String>::new());
+    assert!(!counter(&machine).exists());
 }
 
 #[test]
@@ -76,7 +75,7 @@ fn two_that_leave_at_once_leave_no_daemon_behind() {
             assert_eq!(status(child), i32::try_from(number).unwrap());
         }
         machine.has_no_daemon();
-        assert_eq!(left(&machine), Vec::<String>::new());
+        assert!(!counter(&machine).exists());
     }
 }
 
@@ -107,7 +106,7 @@ fn a_daemon_that_was_there_before_stays() {
     end(&machine, 3);
     assert_eq!(status(child), 3);
     assert_eq!(machine.daemons(), [pid(&record)]);
-    assert_eq!(left(&machine), Vec::<String>::new());
+    assert!(!counter(&machine).exists());
 }
 
 #[test]
@@ -172,5 +171,90 @@ fn it_goes_with_neither_start_nor_by_rank() {
     for option in ["--start", "--by-rank"] {
         let words = ["run", "--per-node", option, "--", "/bin/true"];
         machine.run(words).breaks_usage();
+    }
+}
+
+#[test]
+fn a_rank_takes_the_daemon_of_its_own_gpu_and_not_the_only_one() {
+    let machine = Sandbox::with_gpus(2);
+    let record = machine.start(&["--gpus", U1, "--name", "of-another-job"]);
+    let words = [
+        "run",
+        "--per-node",
+        "--",
+        "/bin/sh",
+        "-c",
+        "echo $CUDA_VISIBLE_DEVICES",
+    ];
+    let call = machine.run(words).env("CUDA_VISIBLE_DEVICES", "0");
+    call.prints("GPU-U0\n").said_nothing();
+    assert_eq!(machine.daemons(), [pid(&record)]);
+    // On that GPU it is joined, under whatever name, and stays.
+    let call = machine.run(words).env("CUDA_VISIBLE_DEVICES", U1);
+    call.prints("GPU-U1\n").said_nothing();
+    assert_eq!(machine.daemons(), [pid(&record)]);
+    machine
+        .run(words)
+        .finish()
+        .exited(125)
+        .said("2 GPUs are visible and one must be chosen");
+    let call = machine.run(["run", "--per-node", "--gpu", U0, "--", "/bin/true"]);
+    call.prints("").said_nothing();
+    assert_eq!(machine.daemons(), [pid(&record)]);
+}
+
+#[test]
+fn what_a_last_rank_that_was_killed_has_left_is_in_nobodys_way() {
+    let machine = Sandbox::new();
+    let mut killed = rank(&machine, 0);
+    wait_until("it is there", || is_there(&machine, 0));
+    signal(i32::try_from(killed.id()).unwrap(), Signal::SIGKILL);
+    killed.wait().unwrap();
+    end(&machine, 0);
+    let daemons = machine.daemons();
+    assert_eq!(daemons.len(), 1);
+    // The next last one out ends the daemon.
+    machine
+        .run(["run", "--per-node", "--", "/bin/true"])
+        .prints("")
+        .said_nothing();
+    machine.has_no_daemon();
+    // A claim of a daemon that is gone, longer than any other.
+    fs::write(counter(&machine), "4194303-99999999999999").unwrap();
+    machine
+        .run(["run", "--per-node", "--", "/bin/true"])
+        .prints("")
+        .said_nothing();
+    machine.has_no_daemon();
+    assert!(!counter(&machine).exists());
+}
+
+#[test]
+fn a_daemon_that_came_in_the_place_of_a_dead_one_is_ended_as_well() {
+    let machine = Sandbox::new();
+    let first = rank(&machine, 0);
+    wait_until("it is there", || is_there(&machine, 0));
+    machine.kill(machine.daemons()[0]);
+    let second = rank(&machine, 1);
+    wait_until("the second is there", || is_there(&machine, 1));
+    assert_eq!(machine.daemons().len(), 1);
+    end(&machine, 1);
+    assert_eq!(status(second), 1);
+    assert_eq!(machine.daemons().len(), 1);
+    end(&machine, 0);
+    assert_eq!(status(first), 0);
+    machine.has_no_daemon();
+}
+
+#[test]
+fn a_signal_reaches_the_program_and_the_daemon_is_ended() {
+    for number in [Signal::SIGTERM, Signal::SIGINT] {
+        let machine = Sandbox::new();
+        let child = rank(&machine, 0);
+        wait_until("it is there", || is_there(&machine, 0));
+        signal(i32::try_from(child.id()).unwrap(), number);
+        assert_eq!(status(child), 128 + number as i32);
+        machine.has_no_daemon();
+        assert!(!counter(&machine).exists());
     }
 }

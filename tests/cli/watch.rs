@@ -228,7 +228,8 @@ fn it_ends_when_its_reader_goes_away() {
 #[test]
 fn a_terminal_that_cannot_be_drawn_upon_gets_one_report_after_the_other() {
     let machine = Sandbox::new();
-    let looks = "n=0; until [ \"$(grep -c '^nvidia-smi' $CALLS)\" -ge 2 ] || [ $n = 2000 ]; do sleep 0.01; n=$((n+1)); done; printf '\\003'";
+    // The second report stands there when the third look begins.
+    let looks = "n=0; until [ \"$(grep -c '^nvidia-smi' $CALLS)\" -ge 3 ] || [ $n = 2000 ]; do sleep 0.01; n=$((n+1)); done; printf '\\003'";
     let call = typed(&machine, &watch("--watch=0.5"), 1, looks).env("TERM", "dumb");
     let output = call.spawn().wait_with_output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -37,6 +37,10 @@ pub(crate) const TESTS: &[Test] = &[
     ),
     ("what_an_epilog_has_not_done_the_health_check_does", health),
     (
+        "a_job_that_comes_during_a_health_check_is_left_alone",
+        health_and_a_new_job,
+    ),
+    (
         "where_slurm_does_not_tell_nothing_is_touched",
         health_without_squeue,
     ),
@@ -129,27 +133,33 @@ fn a_gpu_that_fails(onebox: &OneBox) {
 }
 
 fn a_hung_prolog(onebox: &OneBox) {
-    // As PrologEpilogTimeout ends it: a signal to its process group, in the middle of the start.
-    onebox.machine.conduct("answers never");
-    let child = onebox.srun(&SHARE, "echo ran").spawn();
-    wait_until("the daemon is asked", || {
-        let calls = fs::read_to_string(onebox.machine.bin().join("calls")).unwrap_or_default();
-        calls.contains("get_server_list")
-    });
-    let prolog = onebox.machine.processes().into_iter().find(|pid| {
-        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        line.contains("slurm\0prolog")
-    });
-    nix::sys::signal::killpg(nix::unistd::Pid::from_raw(prolog.unwrap()), Signal::SIGTERM).unwrap();
-    let output = child.wait_with_output().unwrap();
-    assert_ne!(output.status.code(), Some(0), "{output:?}");
-    assert!(!String::from_utf8_lossy(&output.stdout).contains("ran"));
-    wait_until("the node is drained", || {
-        onebox.node("n1").starts_with("drain")
-    });
-    onebox.is_over();
-    assert_eq!(onebox.kept(), Vec::<String>::new());
-    onebox.machine.has_no_daemon();
+    // PrologEpilogTimeout sends a signal to its process group; an administrator may be harder.
+    for number in [Signal::SIGTERM, Signal::SIGKILL] {
+        onebox.machine.conduct("answers never");
+        onebox.machine.calls();
+        let child = onebox.srun(&SHARE, "echo ran").spawn();
+        let mut calls = String::new();
+        wait_until("the daemon is asked", || {
+            calls += &onebox.machine.calls();
+            calls.contains("get_server_list")
+        });
+        let prolog = onebox.machine.processes().into_iter().find(|pid| {
+            let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            line.contains("slurm\0prolog")
+        });
+        let group = nix::unistd::Pid::from_raw(prolog.unwrap());
+        nix::sys::signal::killpg(group, number).unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert_ne!(output.status.code(), Some(0), "{output:?}");
+        assert!(!String::from_utf8_lossy(&output.stdout).contains("ran"));
+        wait_until("the node is drained", || {
+            onebox.node("n1").starts_with("drain")
+        });
+        onebox.is_over();
+        assert_eq!(onebox.kept(), Vec::<String>::new());
+        onebox.machine.has_no_daemon();
+        onebox.resume("n1");
+    }
 }
 
 fn cancelled(onebox: &OneBox) {
@@ -382,4 +392,32 @@ fn by_hand(onebox: &OneBox) {
         assert!(done.stderr.contains("is not what Slurm sets"), "{done:?}");
     }
     assert_eq!(onebox.kept(), Vec::<String>::new());
+}
+
+fn health_and_a_new_job(onebox: &OneBox) {
+    let old = onebox.running("a", &["--gres=mps:20", "--uid=65534"]);
+    let begun = onebox.machine.path("squeue-began");
+    let end = onebox.machine.path("squeue-may-end");
+    let job = old.job();
+    onebox.machine.script(
+        "squeue",
+        &format!(
+            "touch {}\nuntil [ -e {} ]; do sleep 0.05; done\necho {job}",
+            begun.display(),
+            end.display()
+        ),
+    );
+    let health = onebox
+        .hook_call("health", &[("SLURMD_NODENAME", "n1")])
+        .spawn();
+    wait_until("squeue is asked", || begun.exists());
+    let new = onebox.running("b", &SHARE);
+    fs::write(&end, "").unwrap();
+    let output = health.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(onebox.machine.daemons().len(), 2);
+    onebox.machine.remove_program("squeue");
+    assert_eq!(new.end(), 0);
+    assert_eq!(old.end(), 0);
+    onebox.left_nothing();
 }

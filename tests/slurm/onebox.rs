@@ -267,15 +267,17 @@ impl OneBox {
     }
 
     /// The hook as slurmd would call it, by hand.
-    pub(crate) fn call_hook(&self, name: &str, variables: &[(&str, &str)]) -> Done<'_> {
-        let mut call = self
-            .machine
-            .run([""; 0])
-            .instead([self.path(&format!("hooks/{name}"))]);
+    pub(crate) fn hook_call(&self, name: &str, variables: &[(&str, &str)]) -> Call<'_> {
+        let hook = self.path(&format!("hooks/{name}"));
+        let mut call = self.machine.run([""; 0]).instead([hook]);
         for (key, value) in variables {
             call = call.env(key, value);
         }
-        call.finish()
+        call
+    }
+
+    pub(crate) fn call_hook(&self, name: &str, variables: &[(&str, &str)]) -> Done<'_> {
+        self.hook_call(name, variables).finish()
     }
 }
 

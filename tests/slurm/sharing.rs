@@ -28,6 +28,10 @@ pub(crate) const TESTS: &[Test] = &[
         a_job_within_a_job,
     ),
     ("a_task_that_is_bound_to_one_core_shares", one_core),
+    (
+        "a_step_with_a_part_of_the_gpus_gets_these",
+        a_part_of_the_gpus,
+    ),
     ("install_prints_what_is_installed_here", install),
     ("a_job_shares_through_nvidias_own_daemon", nvidias_own),
 ];
@@ -211,11 +215,18 @@ fn a_batch_script(onebox: &OneBox) {
 fn a_job_within_a_job(onebox: &OneBox) {
     let stale = onebox.state().join("daemons/0-0/pipe");
     let stale = stale.to_str().unwrap();
-    let line = "echo pipe=$CUDA_MPS_PIPE_DIRECTORY log=$CUDA_MPS_LOG_DIRECTORY";
-    let call = onebox.srun(&["--gres=gpu:1"], line);
-    let call = call.env("CUDA_MPS_PIPE_DIRECTORY", stale);
-    call.env("CUDA_MPS_LOG_DIRECTORY", stale)
-        .prints("pipe= log=\n");
+    let line = "echo pipe=$CUDA_MPS_PIPE_DIRECTORY log=$CUDA_MPS_LOG_DIRECTORY $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+    let from_within = |options: &[&str], line: &str| {
+        let call = onebox.srun(options, line);
+        let call = call.env("CUDA_MPS_PIPE_DIRECTORY", stale);
+        let call = call.env("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "40");
+        let call = call.env("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "0=8192M");
+        call.env("CUDA_MPS_LOG_DIRECTORY", stale)
+    };
+    from_within(&["--gres=gpu:1"], line).prints("pipe= log=\n");
+    let limits = "echo $CUDA_MPS_ACTIVE_THREAD_PERCENTAGE $CUDA_MPS_PINNED_DEVICE_MEM_LIMIT";
+    from_within(&SHARE, limits).prints("\n");
+    from_within(&["--gres=mps:30"], limits).prints("30\n");
     // What the user has set himself is his own.
     let call = onebox.srun(&["--gres=gpu:1"], line);
     call.env("CUDA_MPS_PIPE_DIRECTORY", "/tmp/mine")
@@ -284,4 +295,44 @@ fn nvidias_own(onebox: &OneBox) {
         onebox.left_nothing();
     }
     put(&stand_in);
+}
+
+fn a_part_of_the_gpus(onebox: &OneBox) {
+    let places = onebox.machine.path("places");
+    let _ = fs::create_dir(&places);
+    crate::support::set_mode(&places, 0o1777);
+    let (script, file) = (places.join("steps.sh"), places.join("steps.out"));
+    let step = "srun -n1 --exact --gres=gpu:1 /bin/sh -c 'echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY; sleep 1'";
+    fs::write(&script, format!("#!/bin/sh\n{step} &\n{step} &\nwait\n")).unwrap();
+    for (comment, daemons) in [("cumps:share", 1), ("cumps:share,per-gpu", 2)] {
+        let _ = fs::remove_file(&file);
+        let output = format!("--output={}", file.display());
+        let comment = format!("--comment={comment}");
+        let words = [
+            "sbatch",
+            "-W",
+            "-w",
+            "n1",
+            "-n2",
+            "--gres=gpu:2",
+            &output,
+            &comment,
+        ];
+        onebox
+            .slurm(&words)
+            .and(script.to_str().unwrap())
+            .succeeds();
+        let text = fs::read_to_string(&file).unwrap();
+        let mut lines: Vec<(&str, &str)> = text
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .collect();
+        lines.sort_unstable();
+        let gpus: Vec<&str> = lines.iter().map(|(gpu, _)| *gpu).collect();
+        assert_eq!(gpus, [U0, U1], "{text}");
+        let mut pipes: Vec<&str> = lines.iter().map(|(_, pipe)| *pipe).collect();
+        pipes.dedup();
+        assert_eq!(pipes.len(), daemons, "{text}");
+        onebox.left_nothing();
+    }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
 use nix::libc;
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 
 use crate::gpu::PciAddress;
@@ -199,8 +199,12 @@ fn make_shared(place: &Path) -> io::Result<()> {
         .prefix(".uni-cumps-")
         .tempdir_in(parent)?;
     fs::set_permissions(aside.path(), fs::Permissions::from_mode(0o1777))?;
-    // One that is there is replaced while it is still empty, and otherwise stays.
-    fs::rename(aside.path(), place)?;
+    // One that is there stays, also while it is still empty: somebody may be about to make his lock in it.
+    match renameat_with(CWD, aside.path(), CWD, place, RenameFlags::NOREPLACE) {
+        // A file system that cannot do it.
+        Err(Errno::INVAL | Errno::NOSYS) => fs::rename(aside.path(), place)?,
+        renamed => renamed?,
+    }
     let _ = aside.keep();
     Ok(())
 }

@@ -8,7 +8,7 @@
 //! | seam | `runner` `host` | calling programs; the file tree, the environment and the clock |
 //! | plans | `topology` `sharing` `cpus` | which GPU a selector and a mask mean; what proof of sharing takes; which CPUs are whose; pure |
 //! | surface | `cli` `ui` | the command line; everything that is printed |
-//! | services | `process` `local_time` `runtime_dir` `store` `manifest` `nvidia_smi` `compute_mode` `mps` `driver` `daemon` `server_limits` `launch` `diagnosis` `attachment` `per_node` `capture` `cpu_topology` `claims` `binding` `suspension` `census` `slurm` `terminal` | processes and signals; the clock on the wall; private directories; records on disk; a run's manifest; NVIDIA's two programs and libcuda, and exclusive GPUs; a recorded daemon's state; the limits of its servers; bringing one up; what doctor finds and captures; whether a program is a client; who of a node shares one; the machine's CPUs and their quota; claims on GPUs; binding to CPUs; taking processes off their GPUs and back; who is on the GPUs, and how one of them is let go; jobs of a cluster and their daemons; keys, size and signals of a terminal |
+//! | services | `process` `local_time` `runtime_dir` `store` `manifest` `nvidia_smi` `kernel_module` `compute_mode` `mps` `driver` `daemon` `server_limits` `launch` `diagnosis` `attachment` `per_node` `capture` `cpu_topology` `claims` `binding` `suspension` `census` `slurm` `terminal` | processes and signals; the clock on the wall; private directories; records on disk; a run's manifest; NVIDIA's two programs, its kernel module and libcuda, and exclusive GPUs; a recorded daemon's state; the limits of its servers; bringing one up; what doctor finds and captures; whether a program is a client; who of a node shares one; the machine's CPUs and their quota; claims on GPUs; binding to CPUs; taking processes off their GPUs and back; who is on the GPUs, and how one of them is let go; jobs of a cluster and their daemons; keys, size and signals of a terminal |
 //! | commands | `command` | one verb a file; they never import one another |
 
 pub mod attachment;
@@ -29,6 +29,7 @@ pub mod env_file;
 pub mod error;
 pub mod gpu;
 pub mod host;
+pub mod kernel_module;
 pub mod launch;
 pub mod limits;
 pub mod local_time;

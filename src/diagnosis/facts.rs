@@ -13,6 +13,7 @@ use crate::driver::{self, DriverFailure, Probe, Seen};
 use crate::error::Error;
 use crate::gpu::{self, GpuUuid};
 use crate::host::Host;
+use crate::kernel_module;
 use crate::mps::{self, Control, Keeper, Socket, unless_interrupted};
 use crate::nvidia_smi::{self, Discovery};
 use crate::process;
@@ -268,16 +269,8 @@ fn mig_instances(host: &Host, devices: &[gpu::Device]) -> Option<usize> {
 }
 
 fn instances_of(host: &Host, gpu: &GpuUuid) -> Option<usize> {
-    let gpus = fs::read_dir(host.root.at("/proc/driver/nvidia/gpus")).ok()?;
-    let minor = gpus.flatten().find_map(|entry| {
-        let text = fs::read_to_string(entry.path().join("information")).ok()?;
-        let value = |key: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-            Some(line.trim_start_matches([':', ' ', '\t']).trim().to_owned())
-        };
-        let is_ours = value("GPU UUID")?.parse() == Ok(gpu.clone());
-        is_ours.then(|| value("Device Minor")).flatten()
-    })?;
+    let minors = kernel_module::minors(host);
+    let (minor, _) = minors.iter().find(|(_, uuid)| *uuid == gpu)?;
     let mig = host
         .root
         .at(format!("/proc/driver/nvidia/capabilities/gpu{minor}/mig"));

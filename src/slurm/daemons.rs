@@ -1,7 +1,6 @@
 //! Joining and leaving the daemons of a node: the first job of a user on its GPUs starts one, the last one out ends it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
@@ -9,6 +8,7 @@ use crate::compute_mode;
 use crate::error::{Error, SlurmFailure};
 use crate::gpu::{Device, Gpu, GpuIdentity, GpuUuid};
 use crate::host::Host;
+use crate::kernel_module;
 use crate::nvidia_smi::{self, Discovery};
 use crate::process;
 use crate::runner::{Finished, RunError};
@@ -85,7 +85,8 @@ impl<'h> Node<'h> {
             return Err(Trouble::Refused(reason.to_owned()));
         }
         let found = nvidia_smi::discover(self.host)?;
-        let minors = minors(self.host);
+        // Slurm numbers GPUs by their device files.
+        let minors = kernel_module::minors(self.host);
         let gpus: Vec<(u32, GpuIdentity)> = job
             .gpus
             .iter()
@@ -286,22 +287,6 @@ fn left(job: &JobId, what: String) -> Error {
         left: vec![what],
     }
     .into()
-}
-
-/// The GPUs by the numbers of their device files, as the kernel module tells them; empty without it. Slurm numbers them so.
-fn minors(host: &Host) -> BTreeMap<u32, GpuUuid> {
-    let gpus = fs::read_dir(host.root.at("/proc/driver/nvidia/gpus"));
-    let gpu = |entry: fs::DirEntry| {
-        let text = fs::read_to_string(entry.path().join("information")).ok()?;
-        let value = |key: &str| {
-            let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-            Some(line.trim_start_matches([':', ' ', '\t']).trim().to_owned())
-        };
-        let minor = value("Device Minor")?.parse().ok()?;
-        Some((minor, value("GPU UUID")?.parse().ok()?))
-    };
-    let gpus = gpus.into_iter().flatten().flatten();
-    gpus.filter_map(gpu).collect()
 }
 
 /// The GPU that Slurm gives by this number.

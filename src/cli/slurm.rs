@@ -25,8 +25,9 @@ pub struct SlurmArgs {
 /// The hooks.
 #[derive(Clone, Copy, Debug, Subcommand)]
 pub enum SlurmHook {
-    /// Prolog: start or join the daemon that a job asks for by --comment=cumps:share[,per-gpu][,threads=PCT][,memory=SIZE]
-    /// or --gres=mps:N, as the job's user. Fails only if a GPU is unusable, since that drains the node
+    /// Prolog: start or join the daemon that a job asks for, as the job's user: by --comment=cumps:share, where the comment
+    /// may go on with ,per-gpu and ,threads=PCT and ,memory=SIZE, or by --gres=mps:N. Fails only if the node is at fault, since that
+    /// drains it
     Prolog,
     /// TaskProlog: print the task's variables; fail where the job asked for a shared GPU and has none
     TaskProlog,

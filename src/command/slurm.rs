@@ -25,9 +25,12 @@ pub(super) fn run(host: &Host, ui: &mut Ui<'_>, args: &SlurmArgs) -> Result<u8, 
         SlurmHook::Epilog => node.leave(ui, &JobId::of(host)?)?,
         SlurmHook::TaskProlog => task_prolog(host, ui, &node, args).inspect_err(|error| {
             // Only this line reaches the user: what a task prolog says on standard error is lost.
+            let cause = error
+                .cause()
+                .map_or(String::new(), |cause| format!(": {cause}"));
             ui.verbatim(&format!(
                 "print uni-cumps: {}\n",
-                one_line(&error.to_string())
+                one_line(&format!("{error}{cause}"))
             ));
         })?,
         SlurmHook::Health => {

@@ -147,7 +147,11 @@ impl<'h> State<'h> {
             .recursive(true)
             .create(&at)
             .and_then(|()| replace(&at, file, mode, &content))
-            .map_err(failed("write", &path))
+            .map_err(|error| {
+                // A directory that was made for it in vain goes as well.
+                let _ = fs::remove_dir(&at);
+                failed("write", &path)(error)
+            })
     }
 
     fn read<T: for<'d> Deserialize<'d>>(&self, path: &Path) -> Result<Option<T>, Error> {

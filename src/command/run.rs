@@ -158,13 +158,27 @@ fn program(
 /// The daemon that is meant, started if there is none and that was asked for, and whether we have started it.
 fn daemon_for(host: &Host, ui: &mut Ui<'_>, args: &RunArgs) -> Result<(DaemonRecord, bool), Error> {
     let store = Store::of(host)?;
-    let found = find(host, &store, args);
+    // The only live daemon may be that of another job, with another GPU.
+    let is_open = args.daemon.name.is_none() && args.daemon.gpu.is_none();
+    let visible = match args.per_node && is_open {
+        true => Some(wanted(host, args)?),
+        false => None,
+    };
+    let name = match &visible {
+        Some(visible) => Some(visible.name().as_str()),
+        None => args.daemon.name.as_deref(),
+    };
+    let found = find(host, &store, args, name);
     let is_absent = matches!(
         found,
         Err(Error::NoLiveDaemon | Error::NoRecord(_) | Error::Stale(_) | Error::NoDaemonForGpu(_))
     );
     if (args.start || args.per_node) && is_absent {
-        return start(host, ui, &store, args);
+        let wanted = match visible {
+            Some(visible) => visible,
+            None => wanted(host, args)?,
+        };
+        return start(host, ui, &store, args, &wanted);
     }
     let (record, notes) = found?;
     for note in notes {
@@ -177,15 +191,11 @@ fn find(
     host: &Host,
     store: &Store<'_>,
     args: &RunArgs,
+    name: Option<&str>,
 ) -> Result<(DaemonRecord, Vec<String>), Error> {
     let found = match &args.daemon.gpu {
         None if args.by_rank => daemon::of_rank(host, store)?,
-        None if args.per_node && args.daemon.name.is_none() => {
-            // The only live daemon may be that of another job, with another GPU.
-            let visible = Wanted::only(host, Request::default())?;
-            daemon::select(host, store, Some(visible.name().as_str()))?
-        }
-        gpu => daemon::meant(host, store, args.daemon.name.as_deref(), gpu.as_deref())?,
+        gpu => daemon::meant(host, store, name, gpu.as_deref())?,
     };
     if args.require_mps.is_some() && matches!(found.state, State::OtherPidNamespace { .. }) {
         // The daemon names its clients by other numbers than ours.
@@ -194,19 +204,24 @@ fn find(
     daemon::for_client(host, store, found)
 }
 
+/// The daemon that there would be.
+fn wanted<'h>(host: &'h Host, args: &RunArgs) -> Result<Wanted<'h>, Error> {
+    let request = Request {
+        gpus: args.daemon.gpu.as_deref(),
+        name: args.daemon.name.as_deref(),
+        ..Request::default()
+    };
+    Wanted::only(host, request)
+}
+
 /// Starts the daemon that was not there. Somebody who does the same at the same time may be faster.
 fn start(
     host: &Host,
     ui: &mut Ui<'_>,
     store: &Store<'_>,
     args: &RunArgs,
+    wanted: &Wanted<'_>,
 ) -> Result<(DaemonRecord, bool), Error> {
-    let request = Request {
-        gpus: args.daemon.gpu.as_deref(),
-        name: args.daemon.name.as_deref(),
-        ..Request::default()
-    };
-    let wanted = Wanted::only(host, request)?;
     if args.dry_run {
         return Ok((wanted.show(ui, false)?, true));
     }

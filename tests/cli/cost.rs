@@ -64,6 +64,15 @@ fn no_command_calls_more_programs_than_this() {
 }
 
 #[test]
+fn the_first_and_last_rank_of_a_node_asks_nvidia_smi_once() {
+    let machine = Sandbox::new();
+    machine
+        .run(["run", "--per-node", "--", "/bin/true"])
+        .succeeds();
+    assert_eq!(called(&machine), "control, control, control -d, nvidia-smi");
+}
+
+#[test]
 fn status_asks_nvidia_smi_and_the_daemon_side_by_side() {
     let machine = Sandbox::new();
     machine.start(&[]);

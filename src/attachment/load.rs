@@ -1,7 +1,5 @@
 //! How much daemons have to do: how many servers and clients each one tells of.
 
-use std::panic::resume_unwind;
-use std::thread;
 use std::time::Duration;
 
 use super::{AskError, Control};
@@ -9,7 +7,7 @@ use crate::daemon::Observed;
 use crate::error::Error;
 use crate::host::Host;
 use crate::mps::unless_interrupted;
-use crate::runner::hold_signals;
+use crate::runner::with_each;
 
 /// What a daemon tells of its servers and clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,33 +51,12 @@ pub fn load_of(
 pub fn loads_of(host: &Host, daemons: &[Observed], limit: Duration) -> Result<Vec<Load>, Error> {
     let control_of = |daemon: &Observed| daemon.control(host).ok()?.ok();
     let controls: Vec<Option<Control<'_>>> = daemons.iter().map(control_of).collect();
-    // A signal has its effect when every call has ended: it would end us and leave the calls behind.
-    let _held = hold_signals();
-    let asked: Vec<(Load, Result<(), AskError>)> = thread::scope(|scope| {
-        let asking: Vec<_> = controls
-            .iter()
-            .map(|control| {
-                let ask = move || match control {
-                    Some(control) => load_of(host, control, limit),
-                    None => (Load::default(), Ok(())),
-                };
-                let thread = control
-                    .as_ref()
-                    .map(|_| thread::Builder::new().spawn_scoped(scope, ask));
-                (ask, thread)
-            })
-            .collect();
-        asking
-            .into_iter()
-            .map(|(ask, thread)| match thread {
-                Some(Ok(thread)) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-                // There is nobody to ask, or no thread to do it.
-                Some(Err(_)) | None => ask(),
-            })
-            .collect()
-    });
+    let askable: Vec<&Control<'_>> = controls.iter().flatten().collect();
+    let mut told = with_each(&askable, |control| load_of(host, control, limit)).into_iter();
     let mut loads = Vec::new();
-    for (load, outcome) in asked {
+    for control in &controls {
+        let told = control.as_ref().and_then(|_| told.next());
+        let (load, outcome) = told.unwrap_or((Load::default(), Ok(())));
         // Why a daemon is silent nobody asks here.
         let _ = unless_interrupted(outcome)?;
         loads.push(load);

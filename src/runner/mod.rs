@@ -9,7 +9,7 @@ use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::panic::resume_unwind;
 use std::path::PathBuf;
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::Duration;
 
 pub use signals::{
@@ -150,18 +150,35 @@ pub trait CommandRunner: Send + Sync {
     fn run(&self, call: &Invocation) -> Result<Finished, RunError>;
 }
 
-/// Does two things that need nothing of each other at the same time, so that they take as long as the longer one; where no
-/// thread can be had, one behind the other. A signal reaches the calls of both, and otherwise has its effect afterwards: it
-/// would end us and leave the calls behind.
+/// Does two things that need nothing of each other at the same time, so that they take as long as the longer one. A signal
+/// reaches the calls of both, and otherwise has its effect afterwards: it would end us and leave the calls behind.
 pub fn side_by_side<A: Send, B>(one: impl Fn() -> A + Sync, other: impl FnOnce() -> B) -> (A, B) {
     let _held = hold_signals();
+    let one = &one;
     thread::scope(|scope| {
-        let started = thread::Builder::new().spawn_scoped(scope, &one);
+        let started = thread::Builder::new().spawn_scoped(scope, one);
         let other = other();
-        let one = match started {
-            Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-            Err(_) => one(),
-        };
-        (one, other)
+        (ended(started, one), other)
     })
+}
+
+/// Likewise one thing with each of these.
+pub fn with_each<T: Sync, A: Send>(all: &[T], work: impl Fn(&T) -> A + Sync) -> Vec<A> {
+    let _held = hold_signals();
+    let work = &work;
+    thread::scope(|scope| {
+        let start = |one| thread::Builder::new().spawn_scoped(scope, move || work(one));
+        let started: Vec<_> = all.iter().map(start).collect();
+        let each = started.into_iter().zip(all);
+        each.map(|(started, one)| ended(started, || work(one)))
+            .collect()
+    })
+}
+
+/// What a thread has come to; where none could be had, the work is done here.
+fn ended<A>(started: io::Result<ScopedJoinHandle<'_, A>>, work: impl FnOnce() -> A) -> A {
+    match started {
+        Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+        Err(_) => work(),
+    }
 }

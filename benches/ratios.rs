@@ -161,13 +161,11 @@ fn main() {
 }
 
 fn control_of(driver: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("target/mps")
-        .join(driver)
+    support::target().join("mps").join(driver)
 }
 
 fn write_json(rows: &[Row], counts: &[Count]) {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/bench");
+    let directory = support::target().join("bench");
     fs::create_dir_all(&directory).unwrap();
     let report = json!({
         "against_the_bare_thing": rows.iter().map(Row::to_json).collect::<Vec<_>>(),

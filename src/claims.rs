@@ -14,7 +14,7 @@ use rustix::fs::{CWD, FlockOperation, RenameFlags, flock, renameat_with};
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
 
 use crate::gpu::PciAddress;
-use crate::host::Host;
+use crate::host::{Host, is_still_at};
 
 /// Where every user's clients find the same files: not in TMPDIR. What /run/lock holds is not cleaned up by age, as the
 /// files in /tmp may be (tmpfiles.d(5)).
@@ -232,8 +232,7 @@ fn is_shared(place: &Path) -> bool {
 fn lock(path: &Path) -> io::Result<Option<File>> {
     loop {
         let file = open(path)?;
-        let meta = file.metadata()?;
-        if !meta.is_file() {
+        if !file.metadata()?.is_file() {
             return Err(io::Error::other("it is not a regular file"));
         }
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -242,10 +241,7 @@ fn lock(path: &Path) -> io::Result<Option<File>> {
             Err(Errno::INTR) => continue,
             Err(errno) => return Err(errno.into()),
         }
-        // Somebody may have removed it meanwhile, and a newcomer would lock another file of that name.
-        let still_there = fs::symlink_metadata(path)
-            .is_ok_and(|there| (there.dev(), there.ino()) == (meta.dev(), meta.ino()));
-        if still_there {
+        if is_still_at(&file, path)? {
             return Ok(Some(file));
         }
     }

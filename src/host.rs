@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
@@ -51,6 +52,11 @@ impl Env {
     /// The value of a variable that is set to something.
     pub fn get_filled(&self, key: &str) -> Option<&OsStr> {
         self.get(key).filter(|value| !value.is_empty())
+    }
+
+    /// Where programs are looked for: the caller's PATH, or the usual one where he has none.
+    pub fn search_path(&self) -> &OsStr {
+        self.get("PATH").unwrap_or(OsStr::new(USUAL_PATH))
     }
 
     /// All variables, for a call that gets them as they are.
@@ -111,7 +117,7 @@ impl Clock for SystemClock {
 }
 
 /// Where programs are looked for without a PATH, as the hooks of a cluster are called.
-pub const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Everything that a command needs from outside.
 pub struct Host {
@@ -158,8 +164,7 @@ impl Host {
     /// The first executable file `name` on the caller's PATH, or on the usual one where he has none. An empty entry is
     /// skipped: it would mean the working directory, where anybody may have put a program of that name.
     pub fn find_program(&self, name: &str) -> Option<PathBuf> {
-        let path = self.env.get("PATH").unwrap_or(OsStr::new(USUAL_PATH));
-        std::env::split_paths(path)
+        std::env::split_paths(self.env.search_path())
             .filter(|directory| !directory.as_os_str().is_empty())
             .map(|directory| self.cwd.join(directory).join(name))
             .find(|file| is_executable(&self.root.at(file)))
@@ -187,6 +192,14 @@ impl Host {
 pub fn is_executable(file: &Path) -> bool {
     file.metadata()
         .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+}
+
+/// Whether an open file is the one that stands at `path`. Somebody may have removed it meanwhile, and a newcomer would lock
+/// another file of that name.
+pub fn is_still_at(file: &File, path: &Path) -> io::Result<bool> {
+    let ours = file.metadata()?;
+    Ok(fs::symlink_metadata(path)
+        .is_ok_and(|there| (there.dev(), there.ino()) == (ours.dev(), ours.ino())))
 }
 
 /// Machines for unit tests.

@@ -4,7 +4,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 use crate::error::Error;
-use crate::host::Host;
+use crate::host::{Host, is_still_at};
 use crate::record::{DaemonName, DaemonRecord, ProcessId};
 use crate::runner::{Invocation, Mode};
 use crate::runtime_dir;
@@ -96,13 +96,11 @@ fn counted(host: &Host, path: &Path) -> io::Result<File> {
             Err(errno) => return Some(Err(errno.into())),
             Ok(()) => {}
         }
-        let same = |found: fs::Metadata| {
-            let ours = file.metadata();
-            ours.is_ok_and(|ours| (ours.dev(), ours.ino()) == (found.dev(), found.ino()))
-        };
-        fs::symlink_metadata(&at)
-            .is_ok_and(same)
-            .then_some(Ok(file))
+        match is_still_at(&file, &at) {
+            Ok(true) => Some(Ok(file)),
+            Ok(false) => None,
+            Err(error) => Some(Err(error)),
+        }
     };
     let in_vain = || Err(io::Error::from(io::ErrorKind::TimedOut));
     host.wait_for(LIMIT, attempt).unwrap_or_else(in_vain)

@@ -8,8 +8,9 @@ use std::time::Duration;
 use crate::cli::{STATE_DIRECTORY, SlurmArgs, SlurmHook};
 use crate::error::{Error, SlurmFailure};
 use crate::host::Host;
-use crate::limits::Limits;
+use crate::limits::{LIMIT_VARIABLES, Limits};
 use crate::mps::{self, Socket};
+use crate::record::CLIENT_VARIABLES;
 use crate::runner::{Invocation, Mode, RunError};
 use crate::shell::quote_path;
 use crate::slurm::{Address, Job, JobId, Node, Outcome, gpus_of_step, node_name};
@@ -46,13 +47,6 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The variables by which a job limits its tasks.
-const LIMITS: [&str; 3] = [
-    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
-    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
-    "CUDA_MPS_CLIENT_PRIORITY",
-];
-
 fn task_prolog(
     host: &Host,
     ui: &mut Ui<'_>,
@@ -61,14 +55,13 @@ fn task_prolog(
 ) -> Result<(), Error> {
     let record = node.job(&JobId::of(host)?)?;
     // A job that was submitted from within another one has that one's variables.
-    let pipe = host.env.get_filled("CUDA_MPS_PIPE_DIRECTORY");
-    if pipe.is_some_and(|pipe| Path::new(pipe).starts_with(&args.state_dir)) {
-        let of_slurm = |key: &&str| {
-            let has_mps = record.as_ref().is_some_and(|record| record.has_mps());
-            has_mps && *key == LIMITS[0]
-        };
-        let limits = LIMITS.into_iter().filter(|key| !of_slurm(key));
-        for key in limits.chain(["CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"]) {
+    let [_, pipe, log] = CLIENT_VARIABLES;
+    let inherited = host.env.get_filled(pipe);
+    if inherited.is_some_and(|pipe| Path::new(pipe).starts_with(&args.state_dir)) {
+        let [threads, memory, priority] = LIMIT_VARIABLES;
+        let has_mps = record.as_ref().is_some_and(|record| record.has_mps());
+        let threads = (!has_mps).then_some(threads);
+        for key in threads.into_iter().chain([memory, priority, pipe, log]) {
             ui.verbatim(&format!("unset {key}\n"));
         }
     }
@@ -127,10 +120,11 @@ fn task_prolog(
 
 fn variables(daemon: &Address) -> [(&'static str, String); 3] {
     let gpus: Vec<&str> = daemon.gpus.iter().map(|(_, gpu)| gpu.as_str()).collect();
+    let [visible, pipe, log] = CLIENT_VARIABLES;
     [
-        ("CUDA_VISIBLE_DEVICES", gpus.join(",")),
-        ("CUDA_MPS_PIPE_DIRECTORY", daemon.pipe.display().to_string()),
-        ("CUDA_MPS_LOG_DIRECTORY", daemon.log.display().to_string()),
+        (visible, gpus.join(",")),
+        (pipe, daemon.pipe.display().to_string()),
+        (log, daemon.log.display().to_string()),
     ]
 }
 

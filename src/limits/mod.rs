@@ -212,16 +212,20 @@ impl Limits {
             each.join(",")
         });
         let priority = self.priority.map(|priority| priority.number().to_owned());
-        [
-            ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", threads),
-            ("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", memory),
-            ("CUDA_MPS_CLIENT_PRIORITY", priority),
-        ]
-        .into_iter()
-        .filter_map(|(key, value)| Some((key, value?)))
-        .collect()
+        LIMIT_VARIABLES
+            .into_iter()
+            .zip([threads, memory, priority])
+            .filter_map(|(key, value)| Some((key, value?)))
+            .collect()
     }
 }
+
+/// The variables by which CUDA limits a client: its threads, its memory, its priority.
+pub const LIMIT_VARIABLES: [&str; 3] = [
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    "CUDA_MPS_CLIENT_PRIORITY",
+];
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,7 @@ use std::fs::{self, DirBuilder};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
@@ -13,8 +13,11 @@ use nix::unistd::{Gid, Uid, User, initgroups, setgid, setgroups, setuid};
 
 use crate::cli::AS_USER_COMMAND;
 use crate::error::{Error, SlurmFailure};
-use crate::host::{Host, USUAL_PATH};
+use crate::host::Host;
 use crate::runner::{Finished, Invocation, Mode, RunError};
+
+/// How long one of our commands may take, those that wait for a daemon or for its clients among them.
+const CALL_LIMIT: Duration = Duration::from_secs(60);
 
 /// Variables of a hook that its daemons need.
 const KEPT: [&str; 6] = [
@@ -27,7 +30,7 @@ const KEPT: [&str; 6] = [
 ];
 
 /// A user of this node, and where what is recorded for him lies.
-pub struct Account<'h> {
+pub(super) struct Account<'h> {
     host: &'h Host,
     uid: u32,
     gid: u32,
@@ -52,9 +55,9 @@ impl<'h> Account<'h> {
         })
     }
 
-    /// Creates a directory of this user's, which nobody else may enter.
-    pub(super) fn create(&self, directory: &Path) -> Result<(), Error> {
-        let at = self.host.root.at(directory);
+    /// Creates this user's home, which nobody else may enter.
+    pub(super) fn create_home(&self) -> Result<(), Error> {
+        let at = self.host.root.at(&self.home);
         let created = match DirBuilder::new().mode(0o700).create(&at) {
             // Left by a hook that was killed. Nobody but root can have put anything here.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && at.is_dir() => Ok(()),
@@ -64,18 +67,13 @@ impl<'h> Account<'h> {
             .and_then(|()| chown(&at, Some(self.uid), Some(self.gid)))
             .map_err(|source| Error::File {
                 doing: "create",
-                path: directory.to_owned(),
+                path: self.home.clone(),
                 source,
             })
     }
 
     /// Calls one of our commands as this user.
-    pub(super) fn call(
-        &self,
-        purpose: &'static str,
-        words: &[&str],
-        limit: Duration,
-    ) -> Result<Finished, RunError> {
+    pub(super) fn call(&self, purpose: &'static str, words: &[&str]) -> Result<Finished, RunError> {
         let ids = [self.uid.to_string(), self.gid.to_string()];
         let args = [AS_USER_COMMAND, &ids[0], &ids[1], "--"];
         self.host.runner.run(&Invocation {
@@ -84,7 +82,7 @@ impl<'h> Account<'h> {
             args: args.iter().chain(words).map(OsString::from).collect(),
             env: self.environment(),
             stdin: Vec::new(),
-            mode: Mode::Captured(limit),
+            mode: Mode::Captured(CALL_LIMIT),
         })
     }
 
@@ -92,7 +90,7 @@ impl<'h> Account<'h> {
     fn environment(&self) -> Vec<(OsString, OsString)> {
         let kept = KEPT.into_iter();
         let kept = kept.filter_map(|key| Some((key.into(), self.host.env.get(key)?.to_owned())));
-        let path = self.host.env.get("PATH").unwrap_or(USUAL_PATH.as_ref());
+        let path = self.host.env.search_path();
         kept.chain([
             ("HOME".into(), self.home.clone().into()),
             ("PATH".into(), path.to_owned()),

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::time::Duration;
 
 use crate::compute_mode;
 use crate::error::{Error, SlurmFailure};
@@ -20,8 +19,6 @@ use super::{Address, Job, JobId, JobRecord, Outcome, Request};
 
 /// What each of our daemons is recorded as. Each has a home of its own.
 const NAME: &str = "slurm";
-/// How long one of our commands may take that waits for a daemon or for its clients.
-const CALL_LIMIT: Duration = Duration::from_secs(60);
 /// How long the clients of the last job may take to end by themselves, and then once they are told, in seconds.
 const DRAIN: &str = "10";
 const CUT_OFF: &str = "2";
@@ -142,15 +139,13 @@ impl<'h> Node<'h> {
         if !users.jobs.contains(&job.id.number) {
             users.jobs.push(job.id.number);
         }
-        let devices = gpus.iter().map(|(_, gpu)| Device::Gpu(gpu.clone()));
-        let devices: Vec<Device> = devices.collect();
-        if !job.has_mps {
-            let (before, notes) = compute_mode::to_change(found, &devices);
-            notes.iter().for_each(|note| ui.note(note));
-            users.compute_modes_before.extend(before);
-        }
+        let alone = gpus.iter().filter(|_| !job.has_mps);
+        let devices: Vec<Device> = alone.map(|(_, gpu)| Device::Gpu(gpu.clone())).collect();
+        let (to_change, notes) = compute_mode::to_change(found, &devices);
+        notes.iter().for_each(|note| ui.note(note));
+        users.compute_modes_before.extend(to_change.clone());
         self.state.put_users(&users)?;
-        account.create(&directory)?;
+        account.create_home()?;
         let numbered = gpus.iter().map(|(number, gpu)| (*number, gpu.uuid.clone()));
         let address = Address {
             gpus: numbered.collect(),
@@ -160,10 +155,7 @@ impl<'h> Node<'h> {
         if !is_live(&account)? {
             start(&account, &address)?;
         }
-        if !job.has_mps {
-            let (before, _) = compute_mode::to_change(found, &devices);
-            compute_mode::make_exclusive(self.host, ui, &before)?;
-        }
+        compute_mode::make_exclusive(self.host, ui, &to_change)?;
         Ok(address)
     }
 
@@ -172,8 +164,10 @@ impl<'h> Node<'h> {
         let mut left = Vec::new();
         let all = self.state.all_users()?.into_iter();
         for users in all.filter(|users| users.are_of(job)) {
-            if let Err(error) = self.leave_daemon(ui, job, &users) {
-                left.push(error.to_string());
+            match self.leave_daemon(ui, job, &users) {
+                Ok(()) => {}
+                Err(Error::Slurm(SlurmFailure::Left { left: more, .. })) => left.extend(more),
+                Err(error) => left.push(error.to_string()),
             }
         }
         if left.is_empty() {
@@ -190,7 +184,7 @@ impl<'h> Node<'h> {
         if seen.jobs == [job.number] {
             // Nobody is kept from joining meanwhile. Whatever comes of it, the daemon is told to quit.
             let idle = ["wait", "--name", NAME, "--for", "idle", "--timeout", DRAIN];
-            interruption(account.call("wait for the clients to end", &idle, CALL_LIMIT))?;
+            interruption(account.call("wait for the clients to end", &idle))?;
         } else {
             end_clients(self.host, &account, job, seen.uid)?;
         }
@@ -203,9 +197,9 @@ impl<'h> Node<'h> {
             return self.state.put_users(&users);
         }
         let stop = ["stop", "--name", NAME, "--timeout", CUT_OFF, "--force"];
-        let stopped = interruption(account.call("stop the daemon", &stop, CALL_LIMIT))?;
+        let stopped = interruption(account.call("stop the daemon", &stop))?;
         let gone = ["wait", "--name", NAME, "--for", "gone", "--timeout", "5"];
-        let waited = interruption(account.call("see the daemon gone", &gone, CALL_LIMIT))?;
+        let waited = interruption(account.call("see the daemon gone", &gone))?;
         if waited.as_ref().is_none_or(|it| !it.status.success()) {
             let said = stopped.map(|it| it.said()).unwrap_or_default();
             return Err(left(job, format!("its daemon in {directory:?}: {said}")));
@@ -264,7 +258,7 @@ fn end_clients(host: &Host, account: &Account<'_>, job: &JobId, uid: u32) -> Res
             "5",
             "--json",
         ];
-        let Some(told) = interruption(account.call("end a client", &words, CALL_LIMIT))? else {
+        let Some(told) = interruption(account.call("end a client", &words))? else {
             return Err(left(job, format!("its client {pid}")));
         };
         // Not every process of a job is a client.
@@ -330,7 +324,7 @@ fn interruption(called: Result<Finished, RunError>) -> Result<Option<Finished>, 
 
 fn is_live(account: &Account<'_>) -> Result<bool, Error> {
     let words = ["env", "--name", NAME, "--json"];
-    let told = interruption(account.call("look for the daemon", &words, CALL_LIMIT))?;
+    let told = interruption(account.call("look for the daemon", &words))?;
     Ok(told.is_some_and(|told| told.status.success()))
 }
 
@@ -352,7 +346,7 @@ fn start(account: &Account<'_>, address: &Address) -> Result<(), Trouble> {
         "--log-dir",
         &log,
     ];
-    match account.call("start the daemon", &words, CALL_LIMIT) {
+    match account.call("start the daemon", &words) {
         Ok(finished) if finished.status.success() => Ok(()),
         Ok(finished) => Err(Trouble::Refused(format!(
             "its daemon did not start: {}",

@@ -7,7 +7,7 @@ mod job;
 mod request;
 mod state;
 
-pub use account::{Account, become_user};
+pub use account::become_user;
 pub use daemons::Node;
 pub use job::{Job, JobId, gpus_of_step, node_name};
 pub use request::{Request, RequestError};

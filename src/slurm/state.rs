@@ -111,6 +111,11 @@ fn failed(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     }
 }
 
+/// Creates a directory of root's, and those above it, which everybody may enter.
+fn create(at: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(0o755).recursive(true).create(at)
+}
+
 impl<'h> State<'h> {
     pub(super) fn new(host: &'h Host, base: &Path) -> Self {
         let base = base.to_owned();
@@ -142,10 +147,7 @@ impl<'h> State<'h> {
         let at = self.host.root.at(directory);
         // Plain data, which always has a JSON form.
         let content = serde_json::to_value(content).unwrap_or(Value::Null);
-        DirBuilder::new()
-            .mode(0o755)
-            .recursive(true)
-            .create(&at)
+        create(&at)
             .and_then(|()| replace(&at, file, mode, &content))
             .map_err(|error| {
                 // A directory that was made for it in vain goes as well.
@@ -241,11 +243,7 @@ impl<'h> State<'h> {
     /// The right to decide about a daemon.
     pub(super) fn lock(&self, key: &str) -> Result<LockFile<'h>, Error> {
         let directory = self.daemons();
-        DirBuilder::new()
-            .mode(0o755)
-            .recursive(true)
-            .create(self.host.root.at(&directory))
-            .map_err(failed("create", &directory))?;
+        create(&self.host.root.at(&directory)).map_err(failed("create", &directory))?;
         let lock = LockFile::open(self.host, directory.join(".lock"), |_| Ok(()))?;
         lock.acquire_within(byte_of(key), LOCK_LIMIT)?;
         Ok(lock)

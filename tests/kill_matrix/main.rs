@@ -22,7 +22,7 @@ mod world;
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Mutex;
 
@@ -65,11 +65,7 @@ pub(crate) fn rounds(usual: usize) -> usize {
 }
 
 fn unpacked(driver: &str) -> Option<PathBuf> {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join(target.unwrap_or_else(|| "target".into()))
-        .join("mps")
-        .join(driver);
+    let directory = support::target().join("mps").join(driver);
     directory
         .join("usr/bin/nvidia-cuda-mps-control")
         .exists()

@@ -20,7 +20,7 @@ mod trouble;
 mod two_users;
 mod wait;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -54,11 +54,7 @@ impl Driver {
 }
 
 fn unpacked() -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest
-        .join(target.unwrap_or_else(|| "target".into()))
-        .join("mps")
+    support::target().join("mps")
 }
 
 fn main() -> ExitCode {

@@ -185,8 +185,7 @@ fn slurmd_killed(onebox: &OneBox) {
 }
 
 fn a_dead_daemon(onebox: &OneBox) {
-    let places = onebox.machine.path("places");
-    let _ = fs::create_dir(&places);
+    let places = onebox.places();
     let go = places.join("go");
     let _ = fs::remove_file(&go);
     let script = places.join("two-steps.sh");

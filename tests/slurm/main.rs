@@ -12,7 +12,7 @@ mod onebox;
 mod sharing;
 mod without_rights;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -24,11 +24,7 @@ type Test = (&'static str, fn(&OneBox));
 
 /// Where the packages are unpacked.
 fn packages() -> PathBuf {
-    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest
-        .join(target.unwrap_or_else(|| "target".into()))
-        .join("slurm")
+    support::target().join("slurm")
 }
 
 fn main() -> ExitCode {

@@ -33,8 +33,6 @@ impl OneBox {
             .collect();
         onebox.hooks_are_ours();
         onebox.script(&["up", "2"]);
-        // Stand-ins of other users write down their calls as well.
-        fs::write(onebox.machine.bin().join("calls"), "").unwrap();
         onebox
     }
 
@@ -132,6 +130,7 @@ impl OneBox {
         for node in ["n1", "n2"] {
             self.resume(node);
         }
+        // Stand-ins of other users write down their calls as well.
         let _ = fs::write(self.machine.bin().join("calls"), "");
         set_mode(self.machine.bin().join("calls"), 0o666);
     }
@@ -155,9 +154,7 @@ impl OneBox {
 
     /// Such a job in the background, once its task has begun. The task waits for a file.
     pub(crate) fn running(&self, name: &str, options: &[&str]) -> Running {
-        let places = self.machine.path("places");
-        let _ = fs::create_dir(&places);
-        set_mode(&places, 0o1777);
+        let places = self.places();
         let (begun, end) = (
             places.join(format!("{name}.begun")),
             places.join(format!("{name}.end")),
@@ -176,6 +173,14 @@ impl OneBox {
             end,
             environment,
         }
+    }
+
+    /// A directory in which the tasks of all users leave files.
+    pub(crate) fn places(&self) -> PathBuf {
+        let places = self.machine.path("places");
+        let _ = fs::create_dir(&places);
+        set_mode(&places, 0o1777);
+        places
     }
 
     fn cancel_all(&self) {

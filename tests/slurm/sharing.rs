@@ -189,9 +189,7 @@ fn two_nodes(onebox: &OneBox) {
 }
 
 fn a_batch_script(onebox: &OneBox) {
-    let out = onebox.machine.path("places");
-    let _ = fs::create_dir(&out);
-    crate::support::set_mode(&out, 0o1777);
+    let out = onebox.places();
     let script = out.join("job.sh");
     let file = out.join("batch.out");
     let _ = fs::remove_file(&file);
@@ -298,9 +296,7 @@ fn nvidias_own(onebox: &OneBox) {
 }
 
 fn a_part_of_the_gpus(onebox: &OneBox) {
-    let places = onebox.machine.path("places");
-    let _ = fs::create_dir(&places);
-    crate::support::set_mode(&places, 0o1777);
+    let places = onebox.places();
     let (script, file) = (places.join("steps.sh"), places.join("steps.out"));
     let step = "srun -n1 --exact --gres=gpu:1 /bin/sh -c 'echo $CUDA_VISIBLE_DEVICES $CUDA_MPS_PIPE_DIRECTORY; sleep 1'";
     fs::write(&script, format!("#!/bin/sh\n{step} &\n{step} &\nwait\n")).unwrap();

@@ -35,6 +35,12 @@ pub fn uni_cumps() -> &'static Path {
     Path::new(env!("CARGO_BIN_EXE_uni-cumps"))
 }
 
+/// Where cargo builds, and where what is fetched for the tests lies.
+pub fn target() -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(target.unwrap_or_else(|| "target".into()))
+}
+
 /// The example that stands in for NVIDIA's programs, built if it is not there yet.
 fn stand_in() -> &'static Path {
     static PATH: OnceLock<PathBuf> = OnceLock::new();
